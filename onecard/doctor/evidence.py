@@ -180,7 +180,7 @@ def without_update_from(case: Case) -> Step | None:
 def zero_from(case: Case) -> Step | None:
     """The first of the losses of exactly 0 that the run ended with, where no learning led there: from the first logged
     loss on, or from one that was no near zero. Trainer prints NaN so."""
-    ended = [*takewhile(lambda step: step.loss == 0 and not step.grad_norm, reversed(case.steps))]
+    ended = [*takewhile(lambda s: s.loss == 0 and not math.isfinite(s.grad_norm or math.nan), reversed(case.steps))]
     before = case.steps[-len(ended) - 1].loss if len(ended) < len(case.steps) else math.inf
     fewest = 1 if IMPOSSIBLE_LOSS < before < math.inf else FEWEST_WITHOUT_UPDATE - 1
     return ended[-1] if len(ended) >= fewest and before > NOT_NEARLY_ZERO else None

@@ -26,6 +26,7 @@ SLOWER = 1.6  # times: cards that get hot, and growing attention windows, stay b
 MUCH_SLOWER = 4
 OFF_PLAN = 2.5  # times slower than the lowest that the plan expects
 WAITING, MOSTLY_WAITING = 0.2, 0.5  # of the time
+LEAST_SLOW = 3  # updates on either side
 LEAST_WAITS = 10
 LOOK_AT_THE_CARD = (
     "look at the card while it runs (nvidia-smi: temperature, clocks, other processes), the disk and the data"
@@ -51,7 +52,8 @@ def slowing_down(case: Case) -> Iterator[Finding]:
 
     What it sees: the median time of an update in two tenths of the run, one after the other, is more than 1.6 times
     that of the fastest tenth; evaluations and the first update are left out. If the run is fast again at the end, it is
-    only a note, unless a fifth of all time was lost.
+    only a note, unless a fifth of all time was lost. In a log with fewer than 30 updates: the last three or more all
+    take more than four times as long as every one before.
 
     Why it matters: the same update does the same work. What takes longer is the machine: a hot card, another program, a
     slow disk, memory that spills to the host.
@@ -63,6 +65,7 @@ def slowing_down(case: Case) -> Iterator[Finding]:
     """
     times = paces(case)
     if len(times) < LEAST_TIMES:
+        yield from _suddenly_slow(case, times)
         return
     edges = [round(len(times) * number / PARTS) for number in range(PARTS + 1)]
     middles = [median(seconds for _, seconds in times[first:after]) for first, after in pairwise(edges)]
@@ -83,13 +86,42 @@ def slowing_down(case: Case) -> Iterator[Finding]:
         what=f"an update takes {times_longer:.2g} times as long as earlier in the run: "
         f"{times_longer * fastest:.3g} s, and {fastest:.3g} s then" + ("" if still else "; it was faster again later"),
         why=f"the same update does the same work; {lost:.0%} of the time is lost to it",
-        fix=LOOK_AT_THE_CARD if case.cardless is None else "look at what else runs on this machine, and at the disk",
+        fix=_look(case, times_longer),
         seen=(
             f"{place(case, first)}: {fastest:.4g} s per update",
             f"{place(case, worst)}: {times_longer * fastest:.4g} s per update",
             *(shown(step) for step in (first, worst)),
         ),
     )
+
+
+def _suddenly_slow(case: Case, times: Sequence[tuple[Step, float]]) -> Iterator[Finding]:
+    """The same of a log with few updates."""
+    seconds = [each for _, each in times]
+    for since in range(LEAST_SLOW, len(times) - LEAST_SLOW + 1):
+        before, after = seconds[:since], seconds[since:]
+        if min(after) <= MUCH_SLOWER * max(before):
+            continue
+        longer = median(after) / median(before)
+        yield Finding(
+            rule="slowing-down",
+            severity="warn",
+            sure="high",
+            what=f"an update takes {longer:.2g} times as long from {place(case, times[since][0])} on: "
+            f"{median(after):.3g} s, and {median(before):.3g} s before",
+            why="the same update does the same work",
+            fix=_look(case, longer),
+            seen=tuple(shown(step) for step, _ in times[since - 1 : since + 1]),
+        )
+        return
+
+
+def _look(case: Case, longer: float) -> str:
+    """Where to look for what takes so much longer."""
+    if case.cardless is not None:
+        return "look at what else runs on this machine, and at the disk"
+    spill = "; on Windows or WSL, whether memory spilled into the computer's own: a smaller micro-batch is fast again"
+    return LOOK_AT_THE_CARD + (spill if longer > MUCH_SLOWER else "")
 
 
 @needs_settings("batch_size", "block_size", "n_layer", "n_embd", "n_head", "dtype", "compile", also=(CARD,))

@@ -19,6 +19,9 @@ SIGMAS = 6
 # 600 jumps by 4 nats that stay are not found, at 3.5 two.
 LASTING_SIGMAS = 3.5
 SMALLEST_SPIKE = 0.3  # nats
+# A spike that comes back is still told as a warning where no hard batch makes it: so high, or so long.
+GRAVE, GRAVE_SIGMAS = 3.0, 8  # nats, standard deviations of a loss
+GRAVE_POINTS, GRAVE_OF_SEVERAL = 3, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,14 @@ class Spike:
     before: float  # median
     height: float
     recovered: bool | None  # None: too few points after it to say
+    long: int  # points that stand out, one after the other
+    noise: float  # standard deviation of one loss
+
+    @property
+    def grave(self) -> bool:
+        """Whether it is so high, or lasts so long, that it is no noise of a batch even if the loss comes back."""
+        single = self.height > max(GRAVE, GRAVE_SIGMAS * self.noise)
+        return single or (self.long >= GRAVE_POINTS and self.height > max(GRAVE_OF_SEVERAL, SIGMAS * self.noise))
 
 
 def high(losses: list[float], *, sigmas: float, least: float, noise: float = 0.0) -> float:
@@ -61,6 +72,8 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
             before=median(window),
             height=losses[position] - median(window),
             recovered=recovered,
+            long=1 + next((n for n, loss in enumerate(following) if loss <= stays), len(following)),
+            noise=noise,
         )
         until = position + (1 if recovered else NEXT)
 
@@ -70,7 +83,8 @@ def loss_spike(case: Case) -> Iterator[Finding]:
 
     What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
     standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
-    next ten is not above by more than 3.5, it has recovered and is only a note; if it is, 3.5 are enough for the loss.
+    next ten is not above by more than 3.5, it has recovered and is only a note, unless it was 3 nats high, or 1 for
+    three points or more; if it is, 3.5 are enough for the loss.
 
     Why it matters: a spike that stays costs the progress of many updates, and often comes before divergence.
 
@@ -82,11 +96,11 @@ def loss_spike(case: Case) -> Iterator[Finding]:
     found = list(spikes(case.steps))
     if not found:
         return
-    lasting = [spike for spike in found if spike.recovered is False]
+    lasting = [spike for spike in found if spike.recovered is False or spike.grave]
     worst = max(lasting or found, key=lambda spike: spike.height)
     many = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    told_only = worst.recovered is None
-    if lasting:
+    told_only = worst.recovered is None and not lasting
+    if worst.recovered is False:
         outcome = "and the next ten do not come back"
     elif worst.recovered:
         outcome = "and is back within ten logged points"

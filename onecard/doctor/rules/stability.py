@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.course import BLOCKS, LAST_BLOCKS, rise, training_losses
+from onecard.doctor.course import BLOCKS, FEWEST_POINTS, LAST_BLOCKS, LEAST_RISE_OF_SHORT, rise, training_losses
 from onecard.doctor.evidence import (
+    IMPOSSIBLE_LOSS,
     WAVES,
     above,
     finite,
@@ -30,7 +32,7 @@ from onecard.doctor.evidence import (
     without_update_from,
     zero_from,
 )
-from onecard.doctor.needs import CONFIG, needs
+from onecard.doctor.needs import CONFIG, Need, needs
 from onecard.doctor.rules.spikes import LEAST, WINDOW, high, spikes
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -42,6 +44,7 @@ RECOVERED_FROM_NAN = 5  # finite losses after it
 SETTLED_STEPS = 2000  # before, a loss scale is still being found
 SKIPS_PER_STEP = 1 / 200
 LOWEST_SCALE = 32
+FIRST_LOSS_OF_MODDED = 30.0  # nats, of modded-nanogpt, which rightly starts at 16 to 23
 LATER = 100  # updates: before, hardly any run has saved a checkpoint
 FIRST_UPDATES = 10
 
@@ -143,7 +146,7 @@ def _numerics_broke(case: Case, first: Step) -> Finding:
         why="no update is made with such a gradient, whatever loss is printed"
         if norm
         else "no text is learned at one blow: the numbers broke, and Trainer prints nan as 0",
-        fix=f"float16 overflows: compute in float32{_bfloat16(case)}, and load the weights in float32; then look at the "
+        fix=f"float16 overflows: compute in float32{_bfloat16(case)}, and load weights in float32; then look at the "
         "labels (all masked?) and at a lower learning rate",
         seen=(*(shown(step) for step in good[-1:]), shown(first), shown(case.steps[-1])),
     )
@@ -308,11 +311,13 @@ def scaler_skips(case: Case) -> Iterator[Finding]:
 def diverging(case: Case) -> Iterator[Finding]:
     """A loss that goes up instead of down.
 
-    What it sees: the last three validation losses are all above the best, and the training losses too, by more than
+    What it sees: the last losses are above 15 nats, after lower ones: an error. Or the last three validation losses are
+    all above the best, and the training losses too, by more than
     five standard errors: of an evaluation (as they scatter, or half of the error that the run recorded) and of the slow
     waves that healthy losses have (0.04 nats). From eight on it is an error and sure, below that a warning. Or, in the
     training losses alone: so far are the medians of the last three tenths of the run above the best tenth (with waves
-    of 0.06), unless the evaluations still improve in that time.
+    of 0.06), or of the last two or one by more than 0.5 or 1.0 nats, unless the evaluations still improve in that time.
+    Of a log with fewer than 40 losses it takes 0.5 nats at least.
 
     Why it matters: the model gets worse at what it is trained on. This is not overfitting, and it does not go away.
 
@@ -321,8 +326,34 @@ def diverging(case: Case) -> Iterator[Finding]:
     When it is wrong: after a change of the data or of the learning rate on purpose. A rise of less than five standard
     errors, but more than three times the noise of an evaluation, may go away: it is only a note.
     """
-    evaluated = list(_evaluations_rise(case))
-    yield from evaluated or _training_rises(case)
+    yield from list(_exploded(case)) or list(_evaluations_rise(case)) or _training_rises(case)
+
+
+def _exploded(case: Case) -> Iterator[Finding]:
+    """Losses that end where no guessing is so bad, after they were lower."""
+    limit = FIRST_LOSS_OF_MODDED if case.run.format == "modded-nanogpt" else IMPOSSIBLE_LOSS
+    kinds: tuple[Sequence[tuple[Step | Eval, float]], ...] = (training_losses(case), vals(case))
+    for points in kinds:
+        ended = [*takewhile(lambda point: point[1] > limit, reversed(points))]
+        before = points[: len(points) - len(ended)]
+        if not ended or not before or points[0][1] > limit:
+            continue
+        best, last = min(before, key=lambda point: point[1]), points[-1]
+        worst = max(ended, key=lambda point: point[1])
+        patch = _calmer(case)
+        yield Finding(
+            rule="diverging",
+            severity="error",
+            sure="high" if len(ended) > 1 else "medium",
+            what=f"the loss exploded: {best[1]:.4g} at {place(case, best[0])}, "
+            f"{worst[1]:.4g} at {place(case, worst[0])}" + (f", {last[1]:.4g} at the end" if last is not worst else ""),
+            why=f"above {limit:g} nats a model is worse than any guess: what it had learned is lost",
+            fix=f"stop, go back to a checkpoint near {place(case, best[0])}, "
+            + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _calm(case)),
+            seen=tuple(dict.fromkeys(shown(record) for record in (best[0], worst[0], last[0]))),
+            patch=patch,
+        )
+        return
 
 
 def _evaluations_rise(case: Case) -> Iterator[Finding]:
@@ -363,7 +394,8 @@ def _training_rises(case: Case) -> Iterator[Finding]:
     first = round(len(points) * (1 - LAST_BLOCKS / BLOCKS))
     best_val = min(vals(case), key=lambda pair: pair[1], default=None)
     still_improves = best_val is not None and best_val[0].step >= points[first][0].step  # evaluations are more exact
-    if sure == "low" or still_improves:
+    short = len(points) < FEWEST_POINTS and found.height < LEAST_RISE_OF_SHORT
+    if sure == "low" or still_improves or short:
         return
     patch = _calmer(case)
     yield Finding(
@@ -372,8 +404,7 @@ def _training_rises(case: Case) -> Iterator[Finding]:
         sure=sure,
         what=f"the training loss rises: {found.best:.4g} around {place(case, found.best_record)}, "
         f"{found.last[-1]:.4g} at the end",
-        why=f"the last three tenths of the run are {found.height:.2f} nats or more above its best tenth "
-        f"(± {error:.2f})",
+        why=f"the last part of the run is {found.height:.2f} nats or more above its best part (± {error:.2f})",
         fix=f"stop, go back to a checkpoint near {place(case, found.best_record)}, "
         + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _calm(case)),
         seen=tuple(shown(record) for record in (found.best_record, points[first][0], found.last_record)),
@@ -381,13 +412,23 @@ def _training_rises(case: Case) -> Iterator[Finding]:
     )
 
 
-@needs(CONFIG, formats=("nanogpt", "onecard", "minimal", "llm.c", "nanochat"))
+def _impossible_first(case: Case) -> tuple[Step | Eval, float] | None:
+    """The first logged loss, where no vocabulary explains it."""
+    firsts: tuple[tuple[Step | Eval, float], ...] = (*training_losses(case)[:1], *vals(case)[:1])
+    first = min(firsts, key=lambda point: point[0].step, default=None)
+    return first if first and first[1] > IMPOSSIBLE_LOSS else None
+
+
+VOCABULARY = Need(about="config", met=lambda case: CONFIG.met(case) or _impossible_first(case) is not None)
+
+
+@needs(VOCABULARY, formats=("nanogpt", "onecard", "minimal", "llm.c", "nanochat"))
 def bad_initial_loss(case: Case) -> Iterator[Finding]:
     """A first loss that a model with random weights cannot have.
 
-    What it sees: at step 0 of a run from scratch, a loss above ln(vocab_size) + 1, or below ln(vocab_size) - 0.5. Only
-    where the vocabulary is known. modded-nanogpt, which rightly starts at 16 to 23, is not checked, nor is Hugging Face
-    Trainer, which does not log step 0.
+    What it sees: at step 0 of a run from scratch, a loss above ln(vocab_size) + 1, or below ln(vocab_size) - 0.5. Where
+    the vocabulary is not known, or the run does not start from scratch: a first logged loss above 15, which no
+    vocabulary explains. modded-nanogpt, which rightly starts at 16 to 23, is not checked.
 
     Why it matters: random weights know nothing, so the loss is ln V. Higher: the initialisation or the targets are
     wrong. Lower: the answer leaks into the input, or the weights are not random.
@@ -396,8 +437,21 @@ def bad_initial_loss(case: Case) -> Iterator[Finding]:
 
     When it is wrong: when the vocabulary is padded far beyond the tokens in use, or the output layer starts biased.
     """
+    if case.run.format == "modded-nanogpt":
+        return
+    if first := _impossible_first(case):
+        yield Finding(
+            rule="bad-initial-loss",
+            severity="warn",
+            sure="medium",
+            what=f"the first loss is {first[1]:.4g}: a guess among a million tokens costs 13.8",
+            why="the initialisation or the targets are wrong, or it is not a mean: a sum over tokens or micro-batches",
+            fix="look at the initialisation (std 0.02), at one batch with its targets, and at what is divided by",
+            seen=(shown(first[0]),),
+        )
+        return
     size = vocabulary(case)
-    if case.run.format in ("modded-nanogpt", "hf-trainer") or size is None or not from_scratch(case):
+    if case.run.format == "hf-trainer" or size is None or not from_scratch(case):
         return
     first_eval = next((e for e in case.evals if e.step == 0), None)
     first_step = next((step for step in case.steps if step.step <= 1), None)

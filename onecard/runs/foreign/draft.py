@@ -94,7 +94,7 @@ class Draft:
     said: dict[str, int] = field(default_factory=dict)  # messages by kind
     checkpoints: list[tuple[int, Line, str]] = field(default_factory=list)
     last_step: int = -1
-    allocated_bytes: int = 0  # by llm.c, which announces each part
+    allocated_bytes: int = 0  # as llm.c says
     position: int | None = None  # of a progress bar
     bar_total: int | None = None
     begun: bool = False  # the line that a program prints once at the start was seen
@@ -140,8 +140,10 @@ class Draft:
         for key, value in said.config.items():
             self.config[key] = value
             self.config_lines[key] = line
-        if isinstance(allocated := self.printed.get("allocating_bytes"), int) and "allocating_bytes" in said.printed:
-            self.allocated_bytes += allocated  # what was announced before is there now
+        if isinstance(allocating := said.printed.get("allocating_bytes"), int):  # llm.c announces each part
+            self.allocated_bytes += allocating
+            self.printed["printed_allocated_bytes"] = self.allocated_bytes
+            self.printed_lines["printed_allocated_bytes"] = line
         for name, value in said.printed.items():
             self.printed[name] = value
             self.printed_lines[name] = line
@@ -180,9 +182,9 @@ class Draft:
         elif self.said.get(message.kind, 0) < MOST_MESSAGES:
             self.said[message.kind] = self.said.get(message.kind, 0) + 1
             values = {**message.values, "step": self.last_step} if self.last_step >= 0 else message.values
-            if message.kind == "oom" and self.last_step < 0 and "allocating_bytes" in self.printed:
-                announced = {"tried_bytes": self.printed["allocating_bytes"], "allocated_bytes": self.allocated_bytes}
-                values = {**announced, **values}
+            tried = self.printed.get("allocating_bytes")
+            if message.kind == "oom" and self.last_step < 0 and isinstance(tried, int):
+                values = {"tried_bytes": tried, "allocated_bytes": self.allocated_bytes - tried, **values}
             self.messages.append(replace(message, values=values))
 
     def save(self, line: Line, path: str) -> None:
@@ -285,7 +287,7 @@ class Draft:
 
 _PRINTED = (
     "printed_params printed_params_total printed_tokens_per_step world_size card_name printed_flops_per_token "
-    "printed_seconds_per_step printed_seconds".split()
+    "printed_seconds_per_step printed_seconds printed_allocated_bytes".split()
 )
 _DEFAULTS = {key: KEYS[key].default for key in NANOGPT_KEYS - {"dtype"}} | {"device": "cuda"}
 
