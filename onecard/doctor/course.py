@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean, median, quantiles
 
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import LARGEST_LOSS, vals
+from onecard.doctor.evidence import HIGH_ERRORS, LARGEST_LOSS, vals
 from onecard.doctor.trend import line_through
 from onecard.runs.records import Eval, Step
 
@@ -22,7 +22,7 @@ ERROR_OF_MEDIAN = 1.25  # times that of a mean
 FEWEST_POINTS = BLOCKS * LEAST_IN_BLOCK
 FEWEST_OF_SHORT, LEAST_RISE_OF_SHORT = 12, 0.5  # points of a short log, and nats: its noise is not known well
 # Nats that fewer than three last parts must have risen by: no text in an order makes a whole tenth so much harder.
-RISEN_LATE = {3: 0.0, 2: 0.5, 1: 1.0}
+RISEN_LATE = {2: 1.0, 1: 1.5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,12 @@ class Rise:
     @property
     def height(self) -> float:
         """How far the run ends above its best part: all of its last three parts, or fewer that are far above."""
-        heights = [min(self.last[-parts:]) - self.best for parts in RISEN_LATE if parts <= len(self.last)]
-        return max((h for h, least in zip(heights, RISEN_LATE.values(), strict=False) if h > least), default=heights[0])
+        late = [
+            height
+            for parts, least in RISEN_LATE.items()
+            if (height := min(self.last[-parts:]) - self.best) > max(least, HIGH_ERRORS * self.error)
+        ]
+        return max(min(self.last) - self.best, *late, -math.inf)
 
 
 def training_losses(case: Case) -> list[tuple[Step, float]]:

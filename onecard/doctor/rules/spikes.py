@@ -20,8 +20,8 @@ SIGMAS = 6
 LASTING_SIGMAS = 3.5
 SMALLEST_SPIKE = 0.3  # nats
 # A spike that comes back is still told as a warning where no hard batch makes it: so high, or so long.
-GRAVE, GRAVE_SIGMAS = 3.0, 8  # nats, standard deviations of a loss
-GRAVE_POINTS, GRAVE_OF_SEVERAL = 3, 1.0
+# Nats and standard deviations of a loss, by the points that all lie so far above; real losses reach 7.8 by chance.
+GRAVE = {1: (3.0, 18), 2: (2.5, 7), 3: (1.0, 6)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,7 @@ class Spike:
     before: float  # median
     height: float
     recovered: bool | None  # None: too few points after it to say
-    long: int  # points that stand out, one after the other
-    noise: float  # standard deviation of one loss
-
-    @property
-    def grave(self) -> bool:
-        """Whether it is so high, or lasts so long, that it is no noise of a batch even if the loss comes back."""
-        single = self.height > max(GRAVE, GRAVE_SIGMAS * self.noise)
-        return single or (self.long >= GRAVE_POINTS and self.height > max(GRAVE_OF_SEVERAL, SIGMAS * self.noise))
+    grave: bool  # so high, or for so many points, that no hard batch makes it, even if the loss comes back
 
 
 def high(losses: list[float], *, sigmas: float, least: float, noise: float = 0.0) -> float:
@@ -72,8 +65,11 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
             before=median(window),
             height=losses[position] - median(window),
             recovered=recovered,
-            long=1 + next((n for n, loss in enumerate(following) if loss <= stays), len(following)),
-            noise=noise,
+            grave=any(
+                min(losses[position : position + points]) - median(window) > max(least, sigmas * noise)
+                for points, (least, sigmas) in GRAVE.items()
+                if position + points <= len(losses)
+            ),
         )
         until = position + (1 if recovered else NEXT)
 
@@ -83,8 +79,8 @@ def loss_spike(case: Case) -> Iterator[Finding]:
 
     What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
     standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
-    next ten is not above by more than 3.5, it has recovered and is only a note, unless it was 3 nats high, or 1 for
-    three points or more; if it is, 3.5 are enough for the loss.
+    next ten is not above by more than 3.5, it has recovered and is only a note, unless no
+    hard batch makes it: 3 nats for a point, 2.5 for two, or 1 for three. If it is, 3.5 are enough for the loss.
 
     Why it matters: a spike that stays costs the progress of many updates, and often comes before divergence.
 
