@@ -68,6 +68,11 @@ def unless_shape_is_given(finding: Finding, config: RunConfig) -> Finding:
     return only_told(finding, f"the shape is that of the weights it starts from ({config.init_from})")
 
 
+def begins_at_once(case: Case) -> bool:
+    """Whether the log has the beginning of its run: an evaluation that prints no step may stand first by a cut."""
+    return min((step.step for step in case.steps), default=0) <= 1
+
+
 def known(case: Case, *keys: str) -> RunConfig | None:
     """The config, if the value of each of `keys` is known: stated somewhere, or a default of nanoGPT's that holds."""
     resolved = case.resolved

@@ -24,6 +24,7 @@ PARTS = 10  # of a run, whose median times are compared
 LEAST_TIMES = 30  # logged updates with a time
 SLOWER = 1.6  # times: cards that get hot, and growing attention windows, stay below 1.4
 MUCH_SLOWER = 4
+SLOWER_OF_SHORT, FEWEST_PARTS = 2, 5  # of a log with fewer times
 OFF_PLAN = 2.5  # times slower than the lowest that the plan expects
 WAITING, MOSTLY_WAITING = 0.2, 0.5  # of the time
 LEAST_SLOW = 3  # updates on either side
@@ -52,8 +53,8 @@ def slowing_down(case: Case) -> Iterator[Finding]:
 
     What it sees: the median time of an update in two tenths of the run, one after the other, is more than 1.6 times
     that of the fastest tenth; evaluations and the first update are left out. If the run is fast again at the end, it is
-    only a note, unless a fifth of all time was lost. In a log with fewer than 30 updates: the last three or more all
-    take more than four times as long as every one before.
+    only a note, unless a fifth of all time was lost. In a log with fewer than 30 updates it takes more than twice
+    the time; with fewer than 15, that the last three or more all take more than four times as long as every one before.
 
     Why it matters: the same update does the same work. What takes longer is the machine: a hot card, another program, a
     slow disk, memory that spills to the host.
@@ -64,17 +65,19 @@ def slowing_down(case: Case) -> Iterator[Finding]:
     run.
     """
     times = paces(case)
-    if len(times) < LEAST_TIMES:
+    parts = min(PARTS, len(times) // LEAST_SLOW)
+    if parts < FEWEST_PARTS:
         yield from _suddenly_slow(case, times)
         return
-    edges = [round(len(times) * number / PARTS) for number in range(PARTS + 1)]
+    slower = SLOWER if len(times) >= LEAST_TIMES else SLOWER_OF_SHORT
+    edges = [round(len(times) * number / parts) for number in range(parts + 1)]
     middles = [median(seconds for _, seconds in times[first:after]) for first, after in pairwise(edges)]
     fastest = min(middles)
     since = middles.index(fastest)
-    slow = [part for part in range(since + 2, PARTS) if min(middles[part - 1 : part + 1]) > SLOWER * fastest]
+    slow = [part for part in range(since + 2, parts) if min(middles[part - 1 : part + 1]) > slower * fastest]
     if not slow:
         return
-    still = slow[-1] == PARTS - 1
+    still = slow[-1] == parts - 1
     lost = sum(max(0.0, seconds - fastest) for _, seconds in times) / sum(seconds for _, seconds in times)
     times_longer = (middles[-1] if still else max(middles[part] for part in slow)) / fastest
     first, worst = times[edges[since]][0], times[edges[slow[-1]]][0]

@@ -13,6 +13,7 @@ from onecard.doctor.evidence import (
     IMPOSSIBLE_LOSS,
     WAVES,
     above,
+    begins_at_once,
     finite,
     from_scratch,
     known,
@@ -157,7 +158,7 @@ def _before_the_first_update(case: Case, first: Step | Eval) -> bool:
     if not case.run.steps_told:
         return False
     from_one = isinstance(first, Step) and case.run.format in ("llm.c", "onecard", "modded-nanogpt", "hf-trainer")
-    return first.step == 0 or (first.step == 1 and from_one)
+    return (first.step == 0 or (first.step == 1 and from_one)) and begins_at_once(case)
 
 
 def _ran_on(case: Case, first: Step | Eval) -> str:
@@ -453,7 +454,7 @@ def bad_initial_loss(case: Case) -> Iterator[Finding]:
     size = vocabulary(case)
     if case.run.format == "hf-trainer" or size is None or not from_scratch(case):
         return
-    first_eval = next((e for e in case.evals if e.step == 0), None)
+    first_eval = next((e for e in case.evals if e.step == 0 and begins_at_once(case)), None)
     first_step = next((step for step in case.steps if step.step <= 1), None)
     loss = first_eval.val_loss if first_eval else first_step.loss if first_step else None
     record = first_eval or first_step
