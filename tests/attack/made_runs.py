@@ -33,7 +33,7 @@ STRENGTHS: tuple[Strength, ...] = ("weak", "medium", "strong")
 FORMATS: tuple[Format, ...] = ("nanogpt", "llm.c", "onecard", "hf")
 SHAPES = ((4, 4, 256), (6, 6, 384), (8, 8, 512), (12, 12, 768), (24, 16, 1024))
 CARD = "RTX 4070"
-POINTS = (24, 600)  # logged updates of a run
+POINTS = (30, 600)  # logged updates of a run
 STATE_CONFIG = 0.25  # of the runs: most people post a log alone
 CUT = 0.5  # of the logs lack their end, a third of them their beginning as well
 SEQUENCES = ((256, 32), (512, 16), (1024, 1), (1024, 2), (1024, 4), (1024, 8), (1024, 16))  # block_size, batch_size
@@ -116,7 +116,14 @@ def healthy(seed: int, form: Format) -> Made:
     block, batch = dice.choice(SEQUENCES)
     accumulation = max(1, round(dice.choice(UPDATES) / (block * batch)))
     tokens = block * batch * accumulation
-    shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "block_size": block, "vocab_size": vocab}
+    shape: dict[str, object] = {"n_layer": layers, "n_head": heads, "n_embd": width}
+    shape |= {"block_size": block, "vocab_size": vocab}
+        "n_layer": layers,
+        "n_head": heads,
+        "n_embd": width,
+        "block_size": block,
+        "vocab_size": vocab,
+    }
     params = count_params(resolve(_file(shape), filename="c.py").config).total
     rate = float(f"{recipe.usual_learning_rate(params):.2g}")
     config: dict[str, object] = {
@@ -133,13 +140,9 @@ def healthy(seed: int, form: Format) -> Made:
         "eval_interval": 10**9,
     }
     guess = dice.uniform(2.2, 4) if form == "hf" else math.log(vocab)  # Trainer's runs are fine-tunes
-    end = (
-        dice.uniform(0.4, 0.8) * guess
-        if form == "hf"
-        else 1.4
-        if letters
-        else max(2.6, min(law(params, steps * tokens) + 0.2, 6.5))
-    )
+    end = 1.4 if letters else max(2.6, min(law(params, steps * tokens) + 0.2, 6.5))
+    if form == "hf":
+        end = dice.uniform(0.4, 0.8) * guess
     half = dice.uniform(15, 60)  # updates after which half of the way is gone, on a curve that bends
     bend = dice.uniform(0.7, 1.6)  # the larger, the earlier the loss is flat
     final_drop = dice.uniform(0.0, 0.08)

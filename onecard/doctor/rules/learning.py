@@ -35,7 +35,7 @@ from onecard.runs.records import Eval, Step
 
 # Thresholds are checked on made runs, sick and healthy: docs/measurements/doctor-rates.md
 LEAST_STEPS = 200  # updates; and past the warm-up, where that is known
-LEAST_POINTS = 8  # logged losses in the second half
+LEAST_POINTS, LEAST_STUCK = 8, 12  # logged losses in the second half: to see where they are, and that they do not fall
 FALLING = 0.2  # nats for twice the steps: at such a height, a run that learns falls by 0.3 and more
 AS_GUESSING = 0.3  # nats below ln V: hardly better than random weights
 FLAT = 0.05  # nats from the first third of a short log to its last: ten updates of the slowest usual warm-up make more
@@ -52,7 +52,9 @@ MORE_THAN_REAL = 2.6  # times as much as in those logs: twice, and 0.3 for perce
 WIDEST_SWING_OF_BATCH = 1.0  # nats, however many sequences
 SLOW_SWING = 0.5  # nats: twice the widest slow waves of healthy runs, 0.12 to either side
 SLOW = 5  # times the noise from one loss to the next; 4.4 at most in 1,718 healthy made runs that swing by 0.5 or more
-WIDEST_OF_UNKNOWN = 2.2  # nats, of losses that do not vary like noise
+# Nats, where nothing says how many tokens a batch has: twice what one sequence of 1,024 tokens makes; and of losses that
+# do not vary like noise
+WIDEST_LIKE_NOISE, WIDEST_OF_UNKNOWN = 2.9, 2.2
 WIDEST_SWING_UNLEARNED = 1.7  # nats, at a height where next to nothing is learned
 STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
 _LOOK = "look at one batch and its targets (the input shifted by one token), the learning rate, and the gradient norm"
@@ -89,7 +91,7 @@ def not_learning(case: Case) -> Iterator[Finding]:
         if says == "known"
         else any(abs(level - likely) < AS_GUESSING for likely in (guess, GPT2_GUESSING))
     )
-    stuck = level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
+    stuck = len(later) >= LEAST_STUCK and level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
     if not guessing and not stuck:
         return
     vocabulary_is_known = says == "known"
@@ -203,11 +205,11 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
 
     What it sees: around the best curve that only falls, the losses of the last three quarters of the run span, from
     their 5th to their 95th percentile, more than twice what batches of so many tokens vary by in real runs: 3.6 nats
-    for one sequence of 1,024 tokens, and where nothing says how many; at least 1.0. Losses that are as often at the
-    ends of a span as in its middle are no noise: for them 2.2 is enough where nothing says how many. Or more than 0.5
-    in slow swings, which batches do not make (five times the noise from one loss to the next). Or more than 1.7 while
-    the loss is so high that next to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only
-    the batches differ, and it says nothing.
+    for one sequence of 1,024 tokens, at least 1.0; 2.9 where nothing says how many, and 2.2 for losses that are as
+    often at the ends of the span as in its middle, which noise is not. Or more than 0.5 in slow swings, which batches
+    do not make (five times the noise from one loss to the next). Or more than 1.7 while the loss is so high that next
+    to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only the batches differ, and it
+    says nothing.
 
     Why it matters: single sequences of a text vary by about 0.4 nats, and a batch by less. More than that is a model
     that jumps: the learning rate is too high, or the data alternates between very different sources.
@@ -256,8 +258,8 @@ def _widest(case: Case, *, like_noise: bool) -> float:
         tokens = config.batch_size * config.block_size if one_batch else config.tokens_per_step
     elif not one_batch and (each := [s.seconds * (s.tokens_per_second or 0.0) for s in case.steps if s.seconds]):
         tokens = max(SEQUENCE_TOKENS, median(each))
-    elif not like_noise:
-        return WIDEST_OF_UNKNOWN
+    else:
+        return WIDEST_LIKE_NOISE if like_noise else WIDEST_OF_UNKNOWN
     noise = math.hypot(SEQUENCE_NOISE * math.sqrt(SEQUENCE_TOKENS / tokens), UPDATE_NOISE)
     return max(WIDEST_SWING_OF_BATCH, MORE_THAN_REAL * NINE_TENTHS * noise)
 

@@ -20,6 +20,7 @@ SIGMAS = 6
 LASTING_SIGMAS = 3.5
 SMALLEST_SPIKE = 0.3  # nats
 # A spike that comes back is still told as a warning where no hard batch makes it: so high, or so long.
+RECENT, RECENT_SIGMAS, RECENT_LEAST = 6, 12, 2.0  # points, standard deviations, nats
 # Nats and standard deviations of a loss, by the points that all lie so far above; real losses reach 7.8 by chance.
 GRAVE = {1: (3.0, 18), 2: (2.5, 7), 3: (1.0, 6)}
 
@@ -54,9 +55,11 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
         if position < until or losses[position] - min(window) <= SMALLEST_SPIKE:
             continue
         following = losses[position + 1 : position + 1 + NEXT]
-        stays = high(window, sigmas=LASTING_SIGMAS, least=SMALLEST_SPIKE, noise=noise)
+        # a loss that falls steeply spreads the window: then the last few points say more
+        recent = high(window[-RECENT:], sigmas=RECENT_SIGMAS, least=RECENT_LEAST, noise=noise)
+        stays = min(recent, high(window, sigmas=LASTING_SIGMAS, least=SMALLEST_SPIKE, noise=noise))
         recovered = None if len(following) < LEAST else median(following) <= stays
-        limit = stays if recovered is False else high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
+        limit = stays if recovered is False else min(recent, high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE))
         if not above(losses[position], limit):
             continue
         yield Spike(
