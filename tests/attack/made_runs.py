@@ -118,12 +118,6 @@ def healthy(seed: int, form: Format) -> Made:
     tokens = block * batch * accumulation
     shape: dict[str, object] = {"n_layer": layers, "n_head": heads, "n_embd": width}
     shape |= {"block_size": block, "vocab_size": vocab}
-        "n_layer": layers,
-        "n_head": heads,
-        "n_embd": width,
-        "block_size": block,
-        "vocab_size": vocab,
-    }
     params = count_params(resolve(_file(shape), filename="c.py").config).total
     rate = float(f"{recipe.usual_learning_rate(params):.2g}")
     config: dict[str, object] = {

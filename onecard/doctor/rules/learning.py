@@ -52,8 +52,7 @@ MORE_THAN_REAL = 2.6  # times as much as in those logs: twice, and 0.3 for perce
 WIDEST_SWING_OF_BATCH = 1.0  # nats, however many sequences
 SLOW_SWING = 0.5  # nats: twice the widest slow waves of healthy runs, 0.12 to either side
 SLOW = 5  # times the noise from one loss to the next; 4.4 at most in 1,718 healthy made runs that swing by 0.5 or more
-# Nats, where nothing says how many tokens a batch has: twice what one sequence of 1,024 tokens makes; and of losses that
-# do not vary like noise
+# Nats where nothing says how large a batch is: twice what one sequence makes; and of losses that do not vary like noise
 WIDEST_LIKE_NOISE, WIDEST_OF_UNKNOWN = 2.9, 2.2
 WIDEST_SWING_UNLEARNED = 1.7  # nats, at a height where next to nothing is learned
 STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
