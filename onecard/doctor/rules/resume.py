@@ -145,8 +145,14 @@ def _part_before(case: Case, others: Sequence[Case]) -> Case | None:
     first = _first_step(case)
     if first <= 0 or not case.run.steps_told:
         return None
-    parts = [o for o in others if o.run.source == case.run.source and (o.facts.last_step or 0) >= first - 1]
+    parts = [o for o in others if o.run.source == case.run.source and _reached(o) >= first]
     return parts[-1] if parts else None
+
+
+def _reached(case: Case) -> int:
+    """The step that a part of a run may have come to: the next that it would have logged."""
+    logged = [step.step for step in case.steps[-2:]]
+    return (case.facts.last_step or 0) + max(1, logged[-1] - logged[0] if logged else 1)
 
 
 def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
