@@ -120,7 +120,9 @@ def swing(losses: Sequence[float]) -> Swing | None:
     if len(later) < FEWEST_OF_SHORT:
         return None
     off = [loss - level for loss, level in zip(later, _falling(later), strict=True)]
-    cuts = quantiles(off, n=20, method="exclusive" if len(later) >= FEWEST_POINTS // 2 else "inclusive")
+    if len(off) < FEWEST_POINTS:
+        off.remove(max(off, key=abs))  # of so few, a twentieth is a single loss, and a single one is a spike
+    cuts = quantiles(off, n=20, method="exclusive" if len(off) >= FEWEST_POINTS // 2 else "inclusive")
     middle = fmean(off)
     spread, fourth = (fmean((each - middle) ** power for each in off) for power in (2, 4))
     return Swing(width=cuts[-1] - cuts[0], peaked=fourth / spread**2 if spread else 0.0)

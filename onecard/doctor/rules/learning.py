@@ -37,9 +37,13 @@ from onecard.runs.records import Eval, Step
 LEAST_STEPS = 200  # updates; and past the warm-up, where that is known
 LEAST_POINTS, LEAST_STUCK = 8, 12  # logged losses in the second half: to see where they are, and that they do not fall
 FALLING = 0.2  # nats for twice the steps: at such a height, a run that learns falls by 0.3 and more
+LETTERS_BEGIN_ABOVE = 4.0  # nats: ln 55; below, a first loss is of trained weights
+WORDS_BEGIN_ABOVE = 8.0  # ln 3,000; first losses between these two may be of trained weights, too
+HARDLY_MOVED = 0.1  # nats from such a first loss
 AS_GUESSING = 0.3  # nats below ln V: hardly better than random weights
-FLAT = 0.05  # nats from the first third of a short log to its last: ten updates of the slowest usual warm-up make more
-LEAST_FLAT = 10  # logged losses, and updates
+FLAT = 0.05  # nats from the first third of a short log to its last: the first updates of a warm-up make more
+LEAST_FLAT = 16  # logged losses, and updates
+LEAST_TAUGHT = 3e-5  # sum of the learning rates of all updates, where they are printed: 0.3 nats in a real warm-up
 UNTRAINED = 9.0  # nats: no trained model is above, and random weights over words are
 LOWEST = 0.1  # nats per token: no text is so easy, not even letter by letter
 LOWEST_OF_WORDS = 0.3  # nats per BPE token: program text, the easiest data, is near 1
@@ -54,6 +58,7 @@ SLOW_SWING = 0.5  # nats: twice the widest slow waves of healthy runs, 0.12 to e
 SLOW = 5  # times the noise from one loss to the next; 4.4 at most in 1,718 healthy made runs that swing by 0.5 or more
 # Nats where nothing says how large a batch is: twice what one sequence makes; and of losses that do not vary like noise
 WIDEST_LIKE_NOISE, WIDEST_OF_UNKNOWN = 2.9, 2.2
+LARGE_UPDATE = 131_072  # tokens, as the log's speed and time say: the second limit holds for any losses of so many
 WIDEST_SWING_UNLEARNED = 1.7  # nats, at a height where next to nothing is learned
 STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
 _LOOK = "look at one batch and its targets (the input shifted by one token), the learning rate, and the gradient norm"
@@ -64,9 +69,10 @@ def not_learning(case: Case) -> Iterator[Finding]:
 
     What it sees: over the second half of at least 200 updates (past the warm-up, where that is known) the loss is above
     0.65 ln V and twice the updates would gain less than 0.2 nats, at the upper end of the 95 % interval; or it is at ln
-    V or above. Ten updates are enough where it stays at ln V, or above 9 nats, and moves by less than 0.05. For GPT-2's
-    tokenizer 0.65 ln V is 7.0 nats: knowing only how frequent each token is gives 7.4 to 7.7. Where the vocabulary is
-    not known, the loss of the first update stands for ln V, and GPT-2's where that is not logged either.
+    V or above. Sixteen updates are enough where it stays at ln V, or above 9 nats, and moves by less than 0.05. For
+    GPT-2's tokenizer 0.65 ln V is 7.0 nats: knowing only how frequent each token is gives 7.4 to 7.7. Where the
+    vocabulary is not known, the loss of the first update stands for ln V, and GPT-2's where that is not logged either.
+    A first loss below 8 may be of trained weights: of those only a loss that stays within 0.1 of it, above 4, is told.
 
     Why it matters: at ln V the model guesses. At the loss of token frequencies it does not use the context. Every
     healthy run passes both within its first few hundred updates.
@@ -90,6 +96,8 @@ def not_learning(case: Case) -> Iterator[Finding]:
         if says == "known"
         else any(abs(level - likely) < AS_GUESSING for likely in (guess, GPT2_GUESSING))
     )
+    if says == "first loss" and guess < WORDS_BEGIN_ABOVE and abs(level - guess) > HARDLY_MOVED:
+        return  # a fine-tune, as likely as letters
     stuck = len(later) >= LEAST_STUCK and level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
     if not guessing and not stuck:
         return
@@ -114,6 +122,9 @@ def _flat(case: Case, points: Sequence[tuple[Step | Eval, float]]) -> bool:
     it."""
     losses = [loss for _, loss in points]
     if len(losses) < LEAST_FLAT or (case.run.steps_told and points[-1][0].step - points[0][0].step < LEAST_FLAT):
+        return False
+    rates = [step.lr for step in case.steps if step.lr is not None]
+    if rates and sum(rates) * (case.steps[-1].step - case.steps[0].step) / len(rates) < LEAST_TAUGHT and max(rates) > 0:
         return False
     third = len(losses) // 3
     size, level = vocabulary(case) or stated_vocabulary(case), median(losses)
@@ -149,7 +160,7 @@ def _guessing(case: Case) -> tuple[float, str]:
         return math.log(size), "known"
     first = next((loss for record, loss in every_loss(case) if record.step <= 1), None)
     of_random_weights = case.run.format in ("nanogpt", "onecard", "minimal", "llm.c", "nanochat")
-    if first is not None and of_random_weights and from_scratch(case) and 2 < first < 13:
+    if first is not None and of_random_weights and from_scratch(case) and LETTERS_BEGIN_ABOVE < first < IMPOSSIBLE_LOSS:
         return first, "first loss"
     return GPT2_GUESSING, "assumed"
 
@@ -250,15 +261,12 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
 def _widest(case: Case, *, like_noise: bool) -> float:
     """The widest swing that batches of this run explain: nanoGPT logs one micro-batch, the others a whole update."""
     config = known(case, "batch_size", "gradient_accumulation_steps", "block_size")
-    one_batch = case.run.format == "nanogpt"
-    tokens: float = SEQUENCE_TOKENS
-    if config is not None:
-        one_batch = case.run.format in ("nanogpt", "minimal")
-        tokens = config.batch_size * config.block_size if one_batch else config.tokens_per_step
-    elif not one_batch and (each := [s.seconds * (s.tokens_per_second or 0.0) for s in case.steps if s.seconds]):
-        tokens = max(SEQUENCE_TOKENS, median(each))
-    else:
-        return WIDEST_LIKE_NOISE if like_noise else WIDEST_OF_UNKNOWN
+    if config is None:
+        each = [step.seconds * (step.tokens_per_second or 0.0) for step in case.steps if step.seconds]
+        large = bool(each) and case.run.format != "nanogpt" and median(each) >= LARGE_UPDATE  # nanoGPT logs a part
+        return WIDEST_LIKE_NOISE if like_noise and not large else WIDEST_OF_UNKNOWN
+    one_batch = case.run.format in ("nanogpt", "minimal")
+    tokens = config.batch_size * config.block_size if one_batch else config.tokens_per_step
     noise = math.hypot(SEQUENCE_NOISE * math.sqrt(SEQUENCE_TOKENS / tokens), UPDATE_NOISE)
     return max(WIDEST_SWING_OF_BATCH, MORE_THAN_REAL * NINE_TENTHS * noise)
 
