@@ -59,7 +59,7 @@ SLOW = 5  # times the noise from one loss to the next; 4.4 at most in 1,718 heal
 # Nats where nothing says how large a batch is: twice what one sequence makes; and of losses that do not vary like noise
 WIDEST_LIKE_NOISE, WIDEST_OF_UNKNOWN = 2.9, 2.2
 LARGE_UPDATE = 131_072  # tokens, as the log's speed and time say: the second limit holds for any losses of so many
-WIDEST_SWING_UNLEARNED = 1.7  # nats, at a height where next to nothing is learned
+WIDEST_SWING_UNLEARNED, WIDEST_NOISE_UNLEARNED = 1.7, 2.5  # nats, at a height where next to nothing is learned
 STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
 _LOOK = "look at one batch and its targets (the input shifted by one token), the learning rate, and the gradient norm"
 
@@ -217,9 +217,9 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
     their 5th to their 95th percentile, more than twice what batches of so many tokens vary by in real runs: 3.6 nats
     for one sequence of 1,024 tokens, at least 1.0; 2.9 where nothing says how many, and 2.2 for losses that are as
     often at the ends of the span as in its middle, which noise is not. Or more than 0.5 in slow swings, which batches
-    do not make (five times the noise from one loss to the next). Or more than 1.7 while the loss is so high that next
-    to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only the batches differ, and it
-    says nothing.
+    do not make (five times the noise from one loss to the next). Or more than 1.7 (2.5 if it looks like noise) while
+    the loss is so high that next to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only
+    the batches differ, and it says nothing.
 
     Why it matters: single sequences of a text vary by about 0.4 nats, and a batch by less. More than that is a model
     that jumps: the learning rate is too high, or the data alternates between very different sources.
@@ -242,7 +242,8 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
     )
     unlearned = fmean(losses[len(losses) // 2 :]) > FREQUENCIES_ONLY * _guessing(case)[0]
     limit = _widest(case, like_noise=found.like_noise)
-    limit = min(limit, WIDEST_SWING_UNLEARNED) if unlearned else limit
+    if unlearned:
+        limit = min(limit, WIDEST_NOISE_UNLEARNED if found.like_noise else WIDEST_SWING_UNLEARNED)
     if width <= limit and not slow:
         return
     lowest, highest = (choose(later, key=lambda point: point[1]) for choose in (min, max))

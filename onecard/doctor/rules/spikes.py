@@ -22,7 +22,7 @@ SMALLEST_SPIKE = 0.3  # nats
 # A spike that comes back is still told as a warning where no hard batch makes it: so high, or so long.
 RECENT, RECENT_SIGMAS, RECENT_LEAST = 6, 12, 2.0  # points, standard deviations, nats
 # Nats and standard deviations of a loss, by the points that all lie so far above; real losses reach 7.8 by chance.
-GRAVE = {1: (3.0, 18), 2: (2.5, 7), 3: (1.0, 6)}
+GRAVE = {1: (3.5, 18), 2: (2.5, 7), 3: (1.0, 6)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def loss_spike(case: Case) -> Iterator[Finding]:
     What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
     standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
     next ten is not above by more than 3.5, it has recovered and is only a note, unless no
-    hard batch makes it: 3 nats for a point, 2.5 for two, or 1 for three. If it is, 3.5 are enough for the loss.
+    hard batch makes it: 3.5 nats for a point, 2.5 for two, or 1 for three. If it is, 3.5 are enough for the loss.
 
     Why it matters: a spike that stays costs the progress of many updates, and often comes before divergence.
 
