@@ -99,6 +99,9 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
     """
     for failed in _failures(case, "oom-capacity"):
         patch, how = _remedy(case, failed)
+        if failed.capacity and case.resolved is None and case.run.format != "llm.c":
+            most = ROOM * failed.capacity / (STATE_BYTES_PER_PARAM + CAST_BYTES_PER_PARAM)
+            how += f"; above {units.count(most)} parameters no batch fits, with AdamW in float32"
         short = failed.short
         yield Finding(
             rule="oom-capacity",
