@@ -20,7 +20,7 @@ LIKE_NOISE = 2.4  # kurtosis
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
 ERROR_OF_MEDIAN = 1.25  # times that of a mean
 FEWEST_POINTS = BLOCKS * LEAST_IN_BLOCK
-FEWEST_OF_SHORT, LEAST_RISE_OF_SHORT = 12, 0.5  # points of a short log, and nats: its noise is not known well
+FEWEST_OF_SHORT, LEAST_RISE_OF_SHORT = 12, 1.0  # points of a short log, and nats: its noise is not known well
 # Nats that fewer than three last parts must have risen by: no text in an order makes a whole tenth so much harder.
 RISEN_LATE = {2: 1.0, 1: 1.5}
 
@@ -81,7 +81,13 @@ def rise(points: Sequence[tuple[Step, float]]) -> Rise | None:
     edges = [round(len(losses) * number / blocks) for number in range(blocks + 1)]
     middles = [median(losses[first:after]) for first, after in pairwise(edges)]
     best = min(range(blocks - last), key=middles.__getitem__)
-    error = ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(len(losses) / blocks)
+    # where losses are like those before them, neighbours differ by less than losses vary
+    spread = SIGMA_PER_MAD * median(
+        abs(loss - middle)
+        for middle, (first, after) in zip(middles, pairwise(edges), strict=True)
+        for loss in losses[first:after]
+    )
+    error = ERROR_OF_MEDIAN * max(noise_of(losses), spread) / math.sqrt(len(losses) / blocks)
     return Rise(
         best=middles[best],
         last=tuple(middles[-last:]),

@@ -22,7 +22,7 @@ SMALLEST_SPIKE = 0.3  # nats
 # A spike that comes back is still told as a warning where no hard batch makes it: so high, or so long.
 RECENT, RECENT_SIGMAS, RECENT_LEAST = 6, 12, 2.0  # points, standard deviations, nats
 # Nats and standard deviations of a loss, by the points that all lie so far above; real losses reach 7.8 by chance.
-GRAVE = {1: (3.5, 18), 2: (2.5, 7), 3: (1.0, 6)}
+GRAVE = {1: (3.5, 28), 2: (2.5, 7), 3: (1.0, 6)}
 
 
 @dataclass(frozen=True, kw_only=True)

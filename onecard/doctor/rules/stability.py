@@ -318,7 +318,7 @@ def diverging(case: Case) -> Iterator[Finding]:
     waves that healthy losses have (0.04 nats). From eight on it is an error and sure, below that a warning. Or, in the
     training losses alone: so far are the medians of the last three tenths of the run above the best tenth (with waves
     of 0.06), or of the last two or one by more than 1.0 or 1.5 nats, unless the evaluations still improve in that time.
-    Of a log with fewer than 40 losses it takes 0.5 nats at least.
+    Of a log with fewer than 40 losses it takes 1.0 nats at least.
 
     Why it matters: the model gets worse at what it is trained on. This is not overfitting, and it does not go away.
 
