@@ -43,7 +43,7 @@ class Rise:
             for parts, least in RISEN_LATE.items()
             if (height := min(self.last[-parts:]) - self.best) > max(least, HIGH_ERRORS * self.error)
         ]
-        return max(min(self.last) - self.best, *late, -math.inf)
+        return max([min(self.last) - self.best, *late])
 
 
 def training_losses(case: Case) -> list[tuple[Step, float]]:
