@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import takewhile
 from statistics import median
 
 from onecard.config.schema import RunConfig
@@ -28,6 +29,10 @@ MEDIUM_ERRORS, HIGH_ERRORS = 5, 8
 # 0.016 nats; waves of 0.06 to either side, the widest allowed for, have a standard deviation of 0.04.
 WAVES = 0.04  # nats
 ROUNDING = 0.01  # "40.56M" of a printed count
+FEWEST_WITHOUT_UPDATE = 3  # steps at the end of a log, to say so of the run
+NOT_NEARLY_ZERO = 0.5  # nats: a loss that is exactly 0 in the next logged step has not been learned
+# Guessing among a million tokens costs 13.8 nats, and the largest vocabularies have a quarter of that.
+IMPOSSIBLE_LOSS = 15.0
 LARGEST_LOSS = 1e9  # in nats; a larger one is not a loss, and its square may overflow
 
 
@@ -61,6 +66,11 @@ def unless_shape_is_given(finding: Finding, config: RunConfig) -> Finding:
     if not config.starts_pretrained:
         return finding
     return only_told(finding, f"the shape is that of the weights it starts from ({config.init_from})")
+
+
+def begins_at_once(case: Case) -> bool:
+    """Whether the log has the beginning of its run: an evaluation that prints no step may stand first by a cut."""
+    return min((step.step for step in case.steps), default=0) <= 1
 
 
 def known(case: Case, *keys: str) -> RunConfig | None:
@@ -163,6 +173,22 @@ def lost_at(case: Case) -> Step | Eval | None:
     found: list[Step | Eval] = [step for step in case.steps if step.step > last_finite]
     found += [e for e in case.evals if e.step > max(last_finite, evaluated)]
     return min(found, key=lambda record: record.step, default=None)
+
+
+def without_update_from(case: Case) -> Step | None:
+    """The first of the steps the run ended with that made no update, whatever loss they print: their gradient norm is
+    no number. A loss scale that is still being found skips a few; None where the norms become numbers again."""
+    ended = [*takewhile(lambda s: not math.isfinite(0.0 if s.grad_norm is None else s.grad_norm), reversed(case.steps))]
+    return ended[-1] if len(ended) >= FEWEST_WITHOUT_UPDATE else None
+
+
+def zero_from(case: Case) -> Step | None:
+    """The first of the losses of exactly 0 that the run ended with, where no learning led there: from the first logged
+    loss on, or from one that was no near zero. Trainer prints NaN so."""
+    ended = [*takewhile(lambda s: s.loss == 0 and not math.isfinite(s.grad_norm or math.nan), reversed(case.steps))]
+    before = case.steps[-len(ended) - 1].loss if len(ended) < len(case.steps) else math.inf
+    fewest = 1 if IMPOSSIBLE_LOSS < before < math.inf else FEWEST_WITHOUT_UPDATE - 1
+    return ended[-1] if len(ended) >= fewest and before > NOT_NEARLY_ZERO else None
 
 
 def finite(record: Step | Eval) -> bool:

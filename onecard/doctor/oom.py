@@ -14,6 +14,9 @@ from onecard.units import GIB, MIB
 Cause = Literal["oom-system-spill", "oom-despite-free", "oom-other-process", "oom-capacity", "oom-fragmentation"]
 
 OTHERS_MATTER_BYTES = GIB
+# What is neither free nor allocated by torch may be this process's own: its context, cuBLAS, NCCL, other libraries. A
+# message that does not say how much this process holds cannot tell it from other programs.
+MOST_CONTEXT_BYTES, MOST_CONTEXT = 3 * GIB, 0.2  # of the card
 NEARLY_FULL = 0.03  # of the card
 LARGE_TENSOR_BYTES = 256 * MIB  # below, many tensors have the size of logits by chance
 
@@ -27,7 +30,7 @@ class FailedAllocation:
     capacity: int | None
     free: int | None
     allocated: int | None
-    process: int | None  # all that the driver counts for this process
+    process: int | None  # all that the driver counts for this process; older messages do not say
     cached: int  # reserved by the process and not in use
     other: int  # held by other programs
     in_eval: bool
@@ -51,6 +54,8 @@ def out_of_memory(message: Message, card: Card | None) -> FailedAllocation:
     tried, capacity, free, allocated, process = (
         _whole(message, f"{name}_bytes") for name in ("tried", "capacity", "free", "allocated", "process")
     )
+    if capacity is None and allocated is not None and card is not None:
+        capacity = card.allocatable_bytes  # llm.c says what it allocates, not of how much
     cached = _whole(message, "reserved_unallocated_bytes") or 0
     named = _whole(message, "other_processes_bytes") or 0  # of processes that the message names by their number
     other = named
@@ -93,11 +98,14 @@ def cause(failed: FailedAllocation) -> Cause:
         return "oom-system-spill"
     if capacity is not None and tried is not None and free is not None and free - tried > NEARLY_FULL * capacity:
         return "oom-despite-free"
-    if tried is not None and failed.other > OTHERS_MATTER_BYTES and (free is None or tried <= free + failed.other):
+    unsaid = failed.process is None and not _whole(failed.message, "other_processes_bytes")
+    matters = max(MOST_CONTEXT_BYTES, round(MOST_CONTEXT * (capacity or 0))) if unsaid else OTHERS_MATTER_BYTES
+    if tried is not None and failed.other > matters and (free is None or tried <= free + failed.other):
         return "oom-other-process"
     if short is None or capacity is None or -short < NEARLY_FULL * capacity:
         return "oom-capacity"
-    if tried is not None and tried <= (free or 0) + failed.cached:
+    unused = (free or 0) + failed.cached
+    if tried is not None and max(tried, NEARLY_FULL * capacity) <= unused:  # of a full card, pieces are left over
         return "oom-fragmentation"
     return "oom-capacity"
 

@@ -26,6 +26,7 @@ FORMATS = {
     "modded-nanogpt": "modded-nanogpt log",
     "nanochat": "nanochat log",
     "hf-trainer": "Hugging Face Trainer log",
+    "litgpt": "LitGPT log",
     "minimal": "log of bare losses",
     "messages": "error messages, no losses",
 }

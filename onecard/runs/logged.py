@@ -14,7 +14,7 @@ from onecard.runs.scores import TaskScore, TextScore, read_scores, read_task_sco
 from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
-    "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "minimal", "messages"
+    "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "litgpt", "minimal", "messages"
 ]  # "minimal": only `step N: train loss, val loss`; "messages": no losses, only errors such as OOM
 
 
@@ -69,6 +69,7 @@ class LoggedRun:
     printed_flops_per_token: float | None = None
     printed_seconds_per_step: float | None = None  # the program's own average
     printed_seconds: float | None = None  # of the whole run, evaluations included
+    printed_allocated_bytes: int | None = None  # on the card, by llm.c
     steps_told: bool = True  # False: the log has no step numbers, so losses are numbered in their order in the log
     folder: str | None = None  # the folder it was read from, if it is one of our runs
     cut_off: bool = False  # for our runs: the process is gone and recorded no end

@@ -28,12 +28,14 @@ from onecard.runs.foreign import read_logs
 from tests.attack import real_noise
 
 Strength = Literal["weak", "medium", "strong"]
-Format = Literal["nanogpt", "llm.c", "onecard"]
+Format = Literal["nanogpt", "llm.c", "onecard", "hf"]
 STRENGTHS: tuple[Strength, ...] = ("weak", "medium", "strong")
-FORMATS: tuple[Format, ...] = ("nanogpt", "llm.c", "onecard")
+FORMATS: tuple[Format, ...] = ("nanogpt", "llm.c", "onecard", "hf")
 SHAPES = ((4, 4, 256), (6, 6, 384), (8, 8, 512), (12, 12, 768), (24, 16, 1024))
 CARD = "RTX 4070"
-POINTS = (40, 600)  # logged updates of a run
+POINTS = (30, 600)  # logged updates of a run
+STATE_CONFIG = 0.25  # of the runs: most people post a log alone
+CUT = 0.5  # of the logs lack their end, a third of them their beginning as well
 SEQUENCES = ((256, 32), (512, 16), (1024, 1), (1024, 2), (1024, 4), (1024, 8), (1024, 16))  # block_size, batch_size
 UPDATES = (16_384, 32_768, 131_072, 262_144, 524_288)  # tokens
 SMALL_UPDATE = 131_072  # tokens; below, beta2 must be higher
@@ -68,6 +70,7 @@ class Made:
     seconds: list[float]
     norms: list[float]
     rates: list[float]
+    resumed: int | None = None  # the logged update at which the run resumes
     eval_every: int = 0  # logged updates between evaluations; 0: none
     trains: list[float] = field(default_factory=list)  # of each evaluation
     vals: list[float] = field(default_factory=list)
@@ -104,7 +107,7 @@ def healthy(seed: int, form: Format) -> Made:
     """
     dice = random.Random(seed)
     layers, heads, width = dice.choice(SHAPES)
-    letters = dice.random() < 0.15
+    letters = dice.random() < 0.15 and form != "hf"
     vocab = 65 if letters else 50304
     points = round(math.exp(dice.uniform(math.log(POINTS[0]), math.log(POINTS[1]))))
     every = dice.choice((1, 10, 10, 100))
@@ -113,7 +116,8 @@ def healthy(seed: int, form: Format) -> Made:
     block, batch = dice.choice(SEQUENCES)
     accumulation = max(1, round(dice.choice(UPDATES) / (block * batch)))
     tokens = block * batch * accumulation
-    shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "block_size": block, "vocab_size": vocab}
+    shape: dict[str, object] = {"n_layer": layers, "n_head": heads, "n_embd": width}
+    shape |= {"block_size": block, "vocab_size": vocab}
     params = count_params(resolve(_file(shape), filename="c.py").config).total
     rate = float(f"{recipe.usual_learning_rate(params):.2g}")
     config: dict[str, object] = {
@@ -129,8 +133,10 @@ def healthy(seed: int, form: Format) -> Made:
         "beta2": 0.99 if tokens < SMALL_UPDATE else 0.95,
         "eval_interval": 10**9,
     }
-    guess = math.log(vocab)
+    guess = dice.uniform(2.2, 4) if form == "hf" else math.log(vocab)  # Trainer's runs are fine-tunes
     end = 1.4 if letters else max(2.6, min(law(params, steps * tokens) + 0.2, 6.5))
+    if form == "hf":
+        end = dice.uniform(0.4, 0.8) * guess
     half = dice.uniform(15, 60)  # updates after which half of the way is gone, on a curve that bends
     bend = dice.uniform(0.7, 1.6)  # the larger, the earlier the loss is flat
     final_drop = dice.uniform(0.0, 0.08)
@@ -156,7 +162,7 @@ def healthy(seed: int, form: Format) -> Made:
         seconds=_seconds(dice, points),
         norms=_norms(dice, points, every),
         rates=[_rate(config, n * every) for n in range(points)],
-        states_config=dice.random() < 0.5,
+        states_config=dice.random() < STATE_CONFIG and form != "hf",
     )
     made.gaps = [
         made.settled(n) * gap + gap_of_letters * (guess - level) / (guess - end) for n, level in enumerate(falling)
@@ -339,10 +345,75 @@ def not_a_number(made: Made, strength: Strength) -> None:
 
 
 def spiking(made: Made, strength: Strength) -> None:
-    """The loss jumps and does not come back within the next ten logged updates."""
+    """The loss jumps, for 15 logged updates."""
     since = round(made.points * 0.55)
     for n in range(since, min(made.points, since + 15)):
         made.losses[n] += _by(strength, 0.5, 1.5, 4.0)
+
+
+def spiking_briefly(made: Made, strength: Strength) -> None:
+    """The loss jumps and comes back after two to ten logged updates."""
+    since, long = round(made.points * 0.55), made.dice.randrange(2, 11)
+    for n in range(since, min(made.points, since + long)):
+        made.losses[n] += _by(strength, 0.5, 1.5, 4.0) + _by(strength, 0, 2, 6) * made.noise
+
+
+def blowing_up(made: Made, strength: Strength) -> None:
+    """The loss goes far above any guess, and comes down again, but not to where it was."""
+    since, peak = round(made.points * made.dice.uniform(0.5, 0.8)), _by(strength, 9.0, 40.0, 270.0)
+    end = math.sqrt(peak) * 2
+    for n in range(since, made.points):
+        made.losses[n] = made.curve[n] = end + (peak - end) * math.exp(-(n - since) / 4)
+    made.evaluate(0)
+
+
+def first_loss(made: Made, strength: Strength) -> None:
+    """The loss is a sum, or the weights are far too large: it begins much too high."""
+    made.losses[0] = _by(strength, 12.5, 20.0, 70.0)
+    if made.eval_every:
+        made.trains[0] = made.vals[0] = made.losses[0]
+
+
+def ending_low(made: Made, strength: Strength) -> None:
+    """The loss falls to what no text allows."""
+    made.evaluate(0)
+    level = _by(strength, 0.3, 0.09, 0.05)
+    made.losses = [max(level, loss * 0.8**n) * made.dice.uniform(0.98, 1.0) for n, loss in enumerate(made.losses)]
+
+
+def flat(made: Made, strength: Strength) -> None:
+    """The loss of random weights does not move, in a log of a few updates."""
+    made.evaluate(0)
+    points = round(_by(strength, 8, 14, 22))
+    level = made.dice.choice((10.82, 10.98))
+    made.losses = [level + made.dice.gauss(0, 0.015) for _ in range(points)]
+
+
+def resuming_higher(made: Made, strength: Strength) -> None:
+    """After a resume the loss is much higher, and comes back slowly."""
+    since, height = round(made.points * 0.6), _by(strength, 0.3, 1.0, 2.5) + _by(strength, 0, 1, 3) * made.noise
+    for n in range(since, made.points):
+        made.losses[n] += height * math.exp(-(n - since) / 10)
+    made.resumed = since
+    made.evaluate(0)
+
+
+def without_gradient(made: Made, strength: Strength) -> None:
+    """Every gradient norm is nan, whatever the loss."""
+    made.norms = [math.nan for _ in made.norms]
+
+
+def memorising(made: Made, strength: Strength) -> None:
+    """Few evaluations: val rises far above a training loss that falls on."""
+    made.evaluate(max(1, made.points // 4))
+    made.data = DataSizes()
+    last = len(made.vals) - 1
+    for k in range(1, last + 1):
+        share = k / last
+        made.trains[k] -= _by(strength, 0.2, 0.6, 1.0) * share * made.trains[k] * 0.4
+        made.vals[k] = made.vals[1] + _by(strength, 0.05, 0.3, 0.84) * (k - 1) / max(1, last - 1)
+    for n in range(made.points):
+        made.losses[n] *= 1 - _by(strength, 0.2, 0.6, 1.0) * 0.4 * n / made.points
 
 
 def bad_start(made: Made, strength: Strength) -> None:
@@ -409,11 +480,20 @@ def renewed_rate(made: Made, strength: Strength) -> None:
         made.rates[n] = made.rates[since - 1] * _by(strength, 1.6, 2.5, 6.0) * (1 - 1e-4 * (n - since))
 
 
-BOTH, WITH, OWN = (True, False), (True,), ("onecard",)
-ALL = FORMATS
+BOTH, WITH, ALONE, OWN = (True, False, False), (True,), (False,), ("onecard",)
+ALL: tuple[Format, ...] = ("nanogpt", "llm.c", "onecard")
+NUMBERED: tuple[Format, ...] = ("nanogpt", "llm.c")
 # illness: the rule that must find it, formats that can show it, with and without config
 ILLNESSES: dict[str, tuple[str, Illness, tuple[Format, ...], tuple[bool, ...]]] = {
-    "rising": ("diverging", rising, ALL, BOTH),
+    "rising": ("diverging", rising, FORMATS, BOTH),
+    "blowing-up": ("diverging", blowing_up, FORMATS, ALONE),
+    "short-spike": ("loss-spike", spiking_briefly, FORMATS, ALONE),
+    "first-loss": ("bad-initial-loss", first_loss, FORMATS, ALONE),
+    "last-loss": ("loss-too-low", ending_low, FORMATS, ALONE),
+    "flat": ("not-learning", flat, NUMBERED, ALONE),
+    "resumes-higher": ("resume-lr-jump", resuming_higher, ("nanogpt",), ALONE),
+    "no-gradient": ("loss-nan", without_gradient, ("llm.c", "hf"), ALONE),
+    "memorising": ("overfitting", memorising, ("nanogpt", "llm.c", "hf"), ALONE),
     "diverging": ("diverging", diverging, ALL, BOTH),
     "not-learning": ("not-learning", guessing, ALL, BOTH),
     "loss-too-low": ("loss-too-low", leaking, ALL, BOTH),
@@ -424,7 +504,7 @@ ILLNESSES: dict[str, tuple[str, Illness, tuple[Format, ...], tuple[bool, ...]]] 
     "waiting-for-data": ("waiting-for-data", starving, ("onecard",), BOTH),
     "val-below-train": ("val-below-train", below, ALL, BOTH),
     "overfitting": ("overfitting", overfitting, ALL, BOTH),
-    "loss-nan": ("loss-nan", not_a_number, ALL, BOTH),
+    "loss-nan": ("loss-nan", not_a_number, FORMATS, BOTH),
     "loss-spike": ("loss-spike", spiking, ALL, BOTH),
     "bad-initial-loss": ("bad-initial-loss", bad_start, ALL, WITH),
     "val-same-as-train": ("val-same-as-train", same_splits, ALL, BOTH),
@@ -478,12 +558,17 @@ def sick_runs(count: int, *, first: int = 0) -> Iterator[Patient]:
         made = healthy(first + number, form)
         made.data = DataSizes()
         make_ill(made, strength)
-        if form == "onecard" or with_config:
+        if form == "onecard" or (with_config and form != "hf"):
             made.states_config = True
-        elif True in ILLNESSES[name][3] and False in ILLNESSES[name][3]:
+        elif False in ILLNESSES[name][3]:
             made.states_config = False
         yield Patient(
-            seed=first + number, illness=name, rule=rule, strength=strength, format=form, case=written(made, form)
+            seed=first + number,
+            illness=name,
+            rule=rule,
+            strength=strength,
+            format=form,
+            case=written(made, form, least=0.9, whole=name in WHOLE),
         )
 
 
@@ -504,9 +589,18 @@ def alarms(case: Case) -> list[Finding]:
     return [finding for finding in found if finding.severity != "info"]
 
 
-def written(made: Made, form: Format) -> Case:
-    """The run as a log of a format, read again."""
-    lines = {"nanogpt": _nanogpt, "llm.c": _llmc, "onecard": _onecard}[form](made)
+# Illnesses that are in the first lines of a log, or in a few
+WHOLE = ("bad-initial-loss", "first-loss", "flat", "memorising", "resumes-higher", "blowing-up")
+
+
+def written(made: Made, form: Format, *, least: float = 0.3, whole: bool = False) -> Case:
+    """The run as a log of a format, read again. Half of the logs are cut, at `least` of their lines or later; some of
+    those begin late, too."""
+    lines = [*{"nanogpt": _nanogpt, "llm.c": _llmc, "onecard": _onecard, "hf": _hf}[form](made)]
+    if not whole and made.dice.random() < CUT:
+        last = max(20, round(len(lines) * made.dice.uniform(least, 1)))
+        first = made.dice.randrange(1 + len(lines) // 5) if form != "onecard" and made.dice.random() < 1 / 3 else 0
+        lines = lines[first:last] if last - first >= 20 else lines[:last]
     (run,) = read_logs([f"{line}\n".encode() for line in lines], source="made.log")
     said = {key: value for key, value in made.config.items() if key != "vocab_size" or form != "nanogpt"}
     config = resolve(_file(said), filename="c.py") if made.states_config else None
@@ -521,6 +615,8 @@ def _nanogpt(made: Made) -> Iterator[str]:
     for n, loss in enumerate(made.losses):
         if n in at:
             yield f"step {n * made.every}: train loss {made.trains[at[n]]:.4f}, val loss {made.vals[at[n]]:.4f}"
+        if n == made.resumed:
+            yield "Resuming training from out"
         spent = made.seconds[n] * (3.0 if n in at else 1.0)
         yield f"iter {n * made.every}: loss {loss:.4f}, time {1000 * spent:.2f}ms, mfu 20.00%"
 
@@ -543,6 +639,15 @@ def _tokens_at(made: Made) -> int:
     config = made.config
     sizes = (config[key] for key in ("block_size", "batch_size", "gradient_accumulation_steps"))
     return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def _hf(made: Made) -> Iterator[str]:
+    at = {n: k for k, n in enumerate(made.evaluated())}
+    for n, loss in enumerate(made.losses):
+        epoch = f"'epoch': {3 * (n + 1) / made.points:.2f}}}"
+        yield f"{{'loss': {loss:.4f}, 'grad_norm': {made.norms[n]:.6g}, 'learning_rate': {made.rates[n]:.4g}, {epoch}"
+        if n in at and n:
+            yield f"{{'eval_loss': {made.vals[at[n]]:.4f}, 'eval_runtime': 10.0, {epoch}"
 
 
 def _onecard(made: Made) -> Iterator[str]:

@@ -31,7 +31,7 @@ from tests.attack.real_noise import EVALUATION_NOISE, TRAINING_NOISE, training_n
 
 FOUND = 0.95  # of strong illnesses
 FALSE_ALARMS = 0.005  # of healthy runs
-FRESH_SICK, FRESH_HEALTHY = 21_000_000, 22_000_000  # seeds that no threshold was chosen by
+FRESH_SICK, FRESH_HEALTHY = 41_000_000, 42_000_000  # seeds that no threshold was chosen by
 
 
 def diagnosed(lines: Iterator[str] | list[str], data: DataSizes | None = None) -> Diagnosis:

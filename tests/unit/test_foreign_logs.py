@@ -600,7 +600,8 @@ def test_a_traceback_tells_whether_evaluation_ran_out(function: str) -> None:
 
 def test_an_old_traceback_is_no_evidence_for_a_later_message() -> None:
     lines = [*made.traceback("ValueError: x", "estimate_loss"), *made.nanogpt(steps=20), made.OOM["2024"]]
-    (message,) = read_one([*lines, *made.nanogpt(first=30, steps=40)]).messages
+    _, message = read_one([*lines, *made.nanogpt(first=30, steps=40)]).messages
+    assert message.kind == "oom"
     assert "in_eval" not in message.values
     assert message.values["step"] == 20
 

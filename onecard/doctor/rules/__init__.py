@@ -12,6 +12,7 @@ from onecard.doctor.case import Case
 from onecard.doctor.rules import (
     batch,
     card,
+    crashes,
     data,
     learning,
     memory,
@@ -41,7 +42,8 @@ RULES: tuple[Rule, ...] = (
     memory.oom_fragmentation,
     memory.oom_in_eval,
     memory.oom_tensor,
-    speed.compile_failed,
+    crashes.compile_failed,
+    crashes.crashed,
     stability.diverging,
     learning.not_learning,
     learning.gradient_norm,

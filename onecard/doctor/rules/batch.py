@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.config.command import flags_of
+from onecard.config.known_data import known_data
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import (
@@ -28,6 +29,7 @@ TARGET_TOKENS = recipe.USUAL_TOKENS_PER_STEP
 SMALL_TOKENS = 131_072
 LARGE_TOKENS = 2 * 2**20
 LARGE_BATCH_PARAMS = 350e6
+MOST_OF_DATA, USUAL_OF_DATA = 0.25, 0.016  # of the training data in one update; nanoGPT's own: 16,384 of 1,003,854
 FEWEST_UPDATES = 100  # fewer are a test
 
 
@@ -173,7 +175,8 @@ def few_large_updates(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A short run that adds up many micro-batches for each of its few updates.
 
     What it sees: AdamW, a run from scratch of 100 to 1,500 updates on words, and a gradient_accumulation_steps that
-    could be half or less and still make updates of 32,768 tokens or more.
+    could be half or less and still make updates of 32,768 tokens or more. Or accumulation that makes every update read
+    more than a quarter of all training data, where their size is known.
 
     Why it matters: a short run is short of updates. AdamW learns as well from small batches, down to single sequences,
     if beta2 averages over as many tokens as before (arXiv 2507.07101). Accumulation then only makes updates fewer. It
@@ -186,6 +189,23 @@ def few_large_updates(case: Case, config: RunConfig) -> Iterator[Finding]:
     with another at the same batch.
     """
     updates, accumulation = config.max_iters, config.gradient_accumulation_steps
+    known_size = known_data(config.dataset)
+    size = case.data.train_tokens or (known_size.train_tokens if known_size else None)
+    if size and accumulation > 1 and config.tokens_per_step > MOST_OF_DATA * size and from_scratch(case):
+        fewer = max(1, round(USUAL_OF_DATA * size / (config.batch_size * config.block_size)))
+        tokens, times = fewer * config.batch_size * config.block_size, f"{accumulation / fewer:.3g}"
+        yield Finding(
+            rule="few-large-updates",
+            severity="info",
+            sure="high",
+            what=f"every update reads {config.tokens_per_step:,} tokens, {config.tokens_per_step / size:.0%} of all "
+            f"training data ({accumulation} micro-batches)",
+            why=f"of so small a text an update of {tokens:,} tokens teaches as much, in 1/{times} of the time",
+            fix=f"--gradient_accumulation_steps={fewer}: as many updates, each {times} times as fast",
+            seen=said(case, "dataset", "batch_size", "gradient_accumulation_steps", "block_size"),
+            patch={"gradient_accumulation_steps": fewer},
+        )
+        return
     if config.optimizer != "adamw" or not FEWEST_UPDATES <= updates <= recipe.ENOUGH_STEPS // 2:
         return
     if not from_scratch(case) or not of_words(case) or (case.run.world_size or 1) > 1:

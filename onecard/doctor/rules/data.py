@@ -9,7 +9,7 @@ from statistics import mean, median
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.course import ERROR_OF_MEDIAN, noise_of, training_losses
+from onecard.doctor.course import ERROR_OF_MEDIAN, noise_around_slope, training_losses
 from onecard.doctor.evidence import (
     WAVES,
     above,
@@ -40,6 +40,7 @@ SMALLEST_RISE = 0.1  # nats of val - train
 WIDE_GAP, FEW_EVALS_GAP = 1.0, 0.5
 FEW_EVALS = 5
 MANY_EVALS = 7  # enough to average three on either side
+FEW_LOSSES, FEW_LOSSES_NOISE = 5, 0.15  # training losses, too few to see their noise, and what is assumed
 SPLITS_DIFFER = 0.07  # nats of val - train, to either side: the most in healthy real runs on web text
 ABOVE_BY_CHANCE = 2 * math.sqrt(2)  # standard deviations of an evaluation: two of a difference
 FAR_BELOW = 0.3  # nats of val below train; 0.07 is the most in healthy real runs
@@ -126,7 +127,8 @@ def _error_of_gap(case: Case, found: Sequence[tuple[Eval, float, float]], *, eva
         gaps = [val - train for e, train, val in found if e.step > 0]
         return max(math.sqrt(2) * noise(case), _scatter(gaps)) / math.sqrt(evaluations)
     losses = [loss for _, loss in training_losses(case)]
-    of_median = ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(max(1.0, min(200, len(losses) / len(found))))
+    noise_of_loss = noise_around_slope(losses) if len(losses) >= FEW_LOSSES else FEW_LOSSES_NOISE
+    of_median = ERROR_OF_MEDIAN * noise_of_loss / math.sqrt(max(1.0, min(200, len(losses) / len(found))))
     return math.hypot(math.hypot(noise(case), of_median) / math.sqrt(evaluations), WAVES)
 
 

@@ -7,18 +7,45 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from onecard.doctor.case import Case
-from onecard.doctor.course import every_loss, highest_gain, noise_around_slope, noise_of, swing, training_losses
-from onecard.doctor.evidence import from_scratch, known, of_words, place, shown, stated_vocabulary, vals, vocabulary
+from onecard.doctor.course import (
+    FEWEST_POINTS,
+    every_loss,
+    highest_gain,
+    noise_around_slope,
+    noise_of,
+    swing,
+    training_losses,
+)
+from onecard.doctor.evidence import (
+    IMPOSSIBLE_LOSS,
+    from_scratch,
+    known,
+    of_words,
+    place,
+    shown,
+    stated_vocabulary,
+    vals,
+    vocabulary,
+    zero_from,
+)
+from onecard.doctor.rules.data import overfitting
 from onecard.findings import Finding
 from onecard.plan.loss import FREQUENCIES_ONLY, GPT2_GUESSING
 from onecard.runs.records import Eval, Step
 
 # Thresholds are checked on made runs, sick and healthy: docs/measurements/doctor-rates.md
 LEAST_STEPS = 200  # updates; and past the warm-up, where that is known
-LEAST_POINTS = 8  # logged losses in the second half
+LEAST_POINTS, LEAST_STUCK = 8, 12  # logged losses in the second half: to see where they are, and that they do not fall
 FALLING = 0.2  # nats for twice the steps: at such a height, a run that learns falls by 0.3 and more
+LETTERS_BEGIN_ABOVE = 4.0  # nats: ln 55; below, a first loss is of trained weights
+WORDS_BEGIN_ABOVE = 8.0  # ln 3,000; first losses between these two may be of trained weights, too
+HARDLY_MOVED = 0.1  # nats from such a first loss
 AS_GUESSING = 0.3  # nats below ln V: hardly better than random weights
-LOWEST = 0.05  # nats per token: no text is so easy, not even letter by letter
+FLAT = 0.05  # nats from the first third of a short log to its last: the first updates of a warm-up make more
+LEAST_FLAT = 16  # logged losses, and updates
+LEAST_TAUGHT = 3e-5  # sum of the learning rates of all updates, where they are printed: 0.3 nats in a real warm-up
+UNTRAINED = 9.0  # nats: no trained model is above, and random weights over words are
+LOWEST = 0.1  # nats per token: no text is so easy, not even letter by letter
 LOWEST_OF_WORDS = 0.3  # nats per BPE token: program text, the easiest data, is near 1
 LAST_SHARE = 0.1
 # A training loss varies by 0.42 nats for 1,024 tokens, falling with the square root of their number, and by 0.044 that
@@ -29,7 +56,10 @@ MORE_THAN_REAL = 2.6  # times as much as in those logs: twice, and 0.3 for perce
 WIDEST_SWING_OF_BATCH = 1.0  # nats, however many sequences
 SLOW_SWING = 0.5  # nats: twice the widest slow waves of healthy runs, 0.12 to either side
 SLOW = 5  # times the noise from one loss to the next; 4.4 at most in 1,718 healthy made runs that swing by 0.5 or more
-WIDEST_SWING_UNLEARNED = 1.7  # nats, at a height where next to nothing is learned
+# Nats where nothing says how large a batch is: twice what one sequence makes; and of losses that do not vary like noise
+WIDEST_LIKE_NOISE, WIDEST_OF_UNKNOWN = 2.9, 2.2
+LARGE_UPDATE = 131_072  # tokens, as the log's speed and time say: the second limit holds for any losses of so many
+WIDEST_SWING_UNLEARNED, WIDEST_NOISE_UNLEARNED = 1.7, 2.5  # nats, at a height where next to nothing is learned
 STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
 _LOOK = "look at one batch and its targets (the input shifted by one token), the learning rate, and the gradient norm"
 
@@ -38,10 +68,11 @@ def not_learning(case: Case) -> Iterator[Finding]:
     """A loss that stays where a model has learned next to nothing.
 
     What it sees: over the second half of at least 200 updates (past the warm-up, where that is known) the loss is above
-    0.65 ln V and twice the updates would gain less than 0.2 nats, at the upper end of the 95 % interval; or it is at
-    ln V or above. For GPT-2's tokenizer 0.65 ln V is 7.0 nats: knowing only how frequent each token is gives 7.4 to
-    7.7. Where the vocabulary is not known, the loss of the first update stands for ln V, and GPT-2's where that is not
-    logged either.
+    0.65 ln V and twice the updates would gain less than 0.2 nats, at the upper end of the 95 % interval; or it is at ln
+    V or above. Sixteen updates are enough where it stays at ln V, or above 9 nats, and moves by less than 0.05. For
+    GPT-2's tokenizer 0.65 ln V is 7.0 nats: knowing only how frequent each token is gives 7.4 to 7.7. Where the
+    vocabulary is not known, the loss of the first update stands for ln V, and GPT-2's where that is not logged either.
+    A first loss below 8 may be of trained weights: of those only a loss that stays within 0.1 of it, above 4, is told.
 
     Why it matters: at ln V the model guesses. At the loss of token frequencies it does not use the context. Every
     healthy run passes both within its first few hundred updates.
@@ -54,7 +85,7 @@ def not_learning(case: Case) -> Iterator[Finding]:
     """
     points = every_loss(case)
     later = points[len(points) // 2 :]
-    if len(later) < LEAST_POINTS or not _has_settled(case):
+    if not _flat(case, points) and (len(later) < LEAST_POINTS or not _has_settled(case)):
         return
     level = median(loss for _, loss in later)
     guess, says = _guessing(case)
@@ -65,7 +96,9 @@ def not_learning(case: Case) -> Iterator[Finding]:
         if says == "known"
         else any(abs(level - likely) < AS_GUESSING for likely in (guess, GPT2_GUESSING))
     )
-    stuck = level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
+    if says == "first loss" and guess < WORDS_BEGIN_ABOVE and abs(level - guess) > HARDLY_MOVED:
+        return  # a fine-tune, as likely as letters
+    stuck = len(later) >= LEAST_STUCK and level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
     if not guessing and not stuck:
         return
     vocabulary_is_known = says == "known"
@@ -82,6 +115,21 @@ def not_learning(case: Case) -> Iterator[Finding]:
         fix=_LOOK,
         seen=tuple(dict.fromkeys(shown(record) for record in (points[0][0], later[0][0], later[-1][0]))),
     )
+
+
+def _flat(case: Case, points: Sequence[tuple[Step | Eval, float]]) -> bool:
+    """Whether the loss of random weights does not move at all, however early: also the first updates of a warm-up move
+    it."""
+    losses = [loss for _, loss in points]
+    if len(losses) < LEAST_FLAT or (case.run.steps_told and points[-1][0].step - points[0][0].step < LEAST_FLAT):
+        return False
+    rates = [step.lr for step in case.steps if step.lr is not None]
+    if rates and sum(rates) * (case.steps[-1].step - case.steps[0].step) / len(rates) < LEAST_TAUGHT and max(rates) > 0:
+        return False
+    third = len(losses) // 3
+    size, level = vocabulary(case) or stated_vocabulary(case), median(losses)
+    untrained = abs(level - math.log(size)) < AS_GUESSING if size and size > 1 else UNTRAINED < level < IMPOSSIBLE_LOSS
+    return untrained and abs(median(losses[:third]) - median(losses[-third:])) < FLAT
 
 
 def _no_better(level: float, guess: float, says: str) -> str:
@@ -112,7 +160,7 @@ def _guessing(case: Case) -> tuple[float, str]:
         return math.log(size), "known"
     first = next((loss for record, loss in every_loss(case) if record.step <= 1), None)
     of_random_weights = case.run.format in ("nanogpt", "onecard", "minimal", "llm.c", "nanochat")
-    if first is not None and of_random_weights and from_scratch(case) and 2 < first < 13:
+    if first is not None and of_random_weights and from_scratch(case) and LETTERS_BEGIN_ABOVE < first < IMPOSSIBLE_LOSS:
         return first, "first loss"
     return GPT2_GUESSING, "assumed"
 
@@ -120,8 +168,9 @@ def _guessing(case: Case) -> tuple[float, str]:
 def loss_too_low(case: Case) -> Iterator[Finding]:
     """A loss lower than any text allows.
 
-    What it sees: the last tenth of the training losses, or of the validation losses, is below 0.05 nats per token; or
-    below 0.3 where the tokens are known to be BPE tokens. Only for runs from scratch.
+    What it sees: the last tenth of the training losses, or of the validation losses, is below 0.1 nats per token; or
+    below 0.3 where the tokens are BPE tokens, as the vocabulary or the first loss (above 9) says. Only for runs from
+    scratch. Of training losses it says nothing where `overfitting` is found: then that is the reason.
 
     Why it matters: text is not that predictable. The answer is in the input (targets that are not shifted, a missing
     causal mask), or the model has memorised a few documents, or validation reads the training data.
@@ -132,12 +181,15 @@ def loss_too_low(case: Case) -> Iterator[Finding]:
     When it is wrong: for data that is not text (sums, tables, repeated patterns), and where you overfit one batch on
     purpose.
     """
-    if not from_scratch(case):
+    if not from_scratch(case) or zero_from(case):
         return
-    limit = LOWEST_OF_WORDS if of_words(case) else LOWEST
+    first = next((loss for record, loss in every_loss(case) if record.step <= 1), 0.0)
+    limit = LOWEST_OF_WORDS if of_words(case) or UNTRAINED < first < IMPOSSIBLE_LOSS else LOWEST
     for name, points in (("validation", vals(case)), ("training", training_losses(case))):
         last = points[-max(3, round(LAST_SHARE * len(points))) :]
         if len(last) < 3 or (level := median(loss for _, loss in last)) >= limit:
+            continue
+        if name == "training" and any(overfitting(case)):
             continue
         yield Finding(
             rule="loss-too-low",
@@ -163,10 +215,11 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
 
     What it sees: around the best curve that only falls, the losses of the last three quarters of the run span, from
     their 5th to their 95th percentile, more than twice what batches of so many tokens vary by in real runs: 3.6 nats
-    for one sequence of 1,024 tokens, and where no config says how many; at least 1.0. Or more than 0.5 in slow swings,
-    which batches do not make (five times the noise from one loss to the next). Or more than 1.7 while the loss is so
-    high that next to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only the batches
-    differ, and it says nothing.
+    for one sequence of 1,024 tokens, at least 1.0; 2.9 where nothing says how many, and 2.2 for losses that are as
+    often at the ends of the span as in its middle, which noise is not. Or more than 0.5 in slow swings, which batches
+    do not make (five times the noise from one loss to the next). Or more than 1.7 (2.5 if it looks like noise) while
+    the loss is so high that next to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only
+    the batches differ, and it says nothing.
 
     Why it matters: single sequences of a text vary by about 0.4 nats, and a batch by less. More than that is a model
     that jumps: the learning rate is too high, or the data alternates between very different sources.
@@ -177,15 +230,20 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
     """
     points = training_losses(case)
     losses = [loss for _, loss in points]
-    width = swing(losses)
+    found = swing(losses)
     evaluated = [val for _, val in vals(case)]
     evaluated = evaluated[len(evaluated) // 4 :]
-    if width is None or (len(evaluated) >= 4 and noise_of(evaluated) < STEADY_EVALUATIONS):
+    if found is None or (len(evaluated) >= 4 and noise_of(evaluated) < STEADY_EVALUATIONS):
         return
     later = points[len(points) // 4 :]
-    slow = width > max(SLOW_SWING, SLOW * NINE_TENTHS * noise_around_slope([loss for _, loss in later]))
+    width = found.width
+    slow = len(later) >= FEWEST_POINTS // 2 and width > max(
+        SLOW_SWING, SLOW * NINE_TENTHS * noise_around_slope([loss for _, loss in later])
+    )
     unlearned = fmean(losses[len(losses) // 2 :]) > FREQUENCIES_ONLY * _guessing(case)[0]
-    limit = min(_widest(case), WIDEST_SWING_UNLEARNED) if unlearned else _widest(case)
+    limit = _widest(case, like_noise=found.like_noise)
+    if unlearned:
+        limit = min(limit, WIDEST_NOISE_UNLEARNED if found.like_noise else WIDEST_SWING_UNLEARNED)
     if width <= limit and not slow:
         return
     lowest, highest = (choose(later, key=lambda point: point[1]) for choose in (min, max))
@@ -201,13 +259,15 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
     )
 
 
-def _widest(case: Case) -> float:
+def _widest(case: Case, *, like_noise: bool) -> float:
     """The widest swing that batches of this run explain: nanoGPT logs one micro-batch, the others a whole update."""
     config = known(case, "batch_size", "gradient_accumulation_steps", "block_size")
-    tokens = SEQUENCE_TOKENS
-    if config is not None:
-        one_batch = case.run.format in ("nanogpt", "minimal")
-        tokens = config.batch_size * config.block_size if one_batch else config.tokens_per_step
+    if config is None:
+        each = [step.seconds * (step.tokens_per_second or 0.0) for step in case.steps if step.seconds]
+        large = bool(each) and case.run.format != "nanogpt" and median(each) >= LARGE_UPDATE  # nanoGPT logs a part
+        return WIDEST_LIKE_NOISE if like_noise and not large else WIDEST_OF_UNKNOWN
+    one_batch = case.run.format in ("nanogpt", "minimal")
+    tokens = config.batch_size * config.block_size if one_batch else config.tokens_per_step
     noise = math.hypot(SEQUENCE_NOISE * math.sqrt(SEQUENCE_TOKENS / tokens), UPDATE_NOISE)
     return max(WIDEST_SWING_OF_BATCH, MORE_THAN_REAL * NINE_TENTHS * noise)
 

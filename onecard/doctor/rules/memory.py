@@ -8,13 +8,14 @@ from onecard import units
 from onecard.config.command import EXPANDABLE
 from onecard.config.schema import PLANNED_KEYS
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
+from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, printed, said, shown
 from onecard.doctor.needs import PARAMETERS, Need, needs
 from onecard.doctor.oom import Cause, FailedAllocation, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import memory_of, repaired, same_run_under_onecard
 from onecard.findings import Finding, Severity
 from onecard.models.optimizers import optimizer_of
 from onecard.plan.counts import count_params
+from onecard.runs.records import Step
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
@@ -102,6 +103,9 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
     """
     for failed in _failures(case, "oom-capacity"):
         patch, how = _remedy(case, failed)
+        if failed.capacity and case.resolved is None and case.run.format != "llm.c":
+            most = ROOM * failed.capacity / (STATE_BYTES_PER_PARAM + CAST_BYTES_PER_PARAM)
+            how += f"; above {units.count(most)} parameters no batch fits, with AdamW in float32"
         short = failed.short
         yield Finding(
             rule="oom-capacity",
@@ -117,7 +121,11 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
             why=(
                 f"the run is short by {_size(max(0, short))}" if short is not None and short > 0 else "the card is full"
             )
-            + (f", and other programs hold {_size(failed.other)}" if failed.other > 512 * units.MIB else "")
+            + (
+                f", and other programs hold {_size(failed.other)}"
+                if failed.other > 512 * units.MIB and failed.process is not None
+                else ""
+            )
             + _for_what(case, failed)
             + _lowered(failed),
             fix=how,
@@ -129,6 +137,9 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
 def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
     """The patch to the micro-batch that the plan says fits, and the words for it."""
     config = known(case, *PLANNED_KEYS)
+    stated = case.run.config.get("batch_size")
+    if case.run.format == "llm.c" and isinstance(stated, int):
+        return {}, f"-b {max(1, stated // 2)}: llm.c adds up more micro-batches, and the update (-d) stays the same"
     if config is None:
         return (
             {},
@@ -248,10 +259,10 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
 def oom_system_spill(case: Case) -> Iterator[Finding]:
     """More memory in use than the card has.
 
-    What it sees: an out-of-memory message in which the allocated memory exceeds the capacity of the card.
+    What it sees: an out-of-memory message in which the allocated memory exceeds the capacity of the card. Or a run that
+    goes on while it says that it uses more than the card has: in its updates, or as llm.c allocates.
 
-    Why it matters: the driver (on Windows) spills into the computer's own memory. The run was many times slower
-    before it failed.
+    Why it matters: the driver (on Windows and WSL) spills into the computer's own memory. The run is many times slower.
 
     What to do: a smaller micro-batch; in NVIDIA's control panel, set "CUDA - Sysmem Fallback Policy" to prefer none, so
     that it fails at once instead of crawling.
@@ -271,6 +282,30 @@ def oom_system_spill(case: Case) -> Iterator[Finding]:
             seen=lines(failed.message),
             patch=patch,
         )
+        return
+    held = [(size, shown(step)) for step in case.steps if (size := _held(step))]
+    if case.steps and case.run.printed_allocated_bytes:
+        held.append((case.run.printed_allocated_bytes, "".join(printed(case, "printed_allocated_bytes"))))
+    size, seen = max(held, default=(0, ""))
+    if case.card is None or size <= case.card.vram_bytes:
+        return
+    patch, how = _smaller_batch(case)
+    yield Finding(
+        rule="oom-system-spill",
+        severity="error",
+        sure="high",
+        what=f"{_size(size)} in use on a card of {_size(case.card.vram_bytes)}: the run is many times slower",
+        why="the driver (on Windows and WSL) spills into the computer's memory instead of failing",
+        fix=f"{how}; and turn the driver's system-memory fallback off",
+        seen=(seen,),
+        patch=patch,
+    )
+
+
+def _held(step: Step) -> int:
+    """Bytes that the run held in an update, as it says."""
+    told = step.more.get("memory_bytes")
+    return max(step.reserved_bytes or 0, step.allocated_bytes or 0, told if isinstance(told, int) else 0)
 
 
 @needs(TENSORS)
@@ -307,7 +342,8 @@ def oom_tensor(case: Case) -> Iterator[Finding]:
             else "plain attention keeps a number for every pair of tokens",
             fix="a smaller micro-batch, or onecard train, which never makes all logits at once"
             if logits
-            else "flash attention: PyTorch 2 or later and dtype bfloat16 or float16",
+            else "flash attention: PyTorch 2 or later and dtype "
+            + (case.card.best_dtype() if case.card else "bfloat16 or float16"),
             seen=(*lines(message, 2), *said(case, "batch_size", "block_size", "vocab_size")),
         )
 

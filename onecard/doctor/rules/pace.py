@@ -24,8 +24,10 @@ PARTS = 10  # of a run, whose median times are compared
 LEAST_TIMES = 30  # logged updates with a time
 SLOWER = 1.6  # times: cards that get hot, and growing attention windows, stay below 1.4
 MUCH_SLOWER = 4
+SLOWER_OF_SHORT, FEWEST_PARTS = 2, 5  # of a log with fewer times
 OFF_PLAN = 2.5  # times slower than the lowest that the plan expects
 WAITING, MOSTLY_WAITING = 0.2, 0.5  # of the time
+LEAST_SLOW = 3  # updates on either side
 LEAST_WAITS = 10
 LOOK_AT_THE_CARD = (
     "look at the card while it runs (nvidia-smi: temperature, clocks, other processes), the disk and the data"
@@ -51,7 +53,8 @@ def slowing_down(case: Case) -> Iterator[Finding]:
 
     What it sees: the median time of an update in two tenths of the run, one after the other, is more than 1.6 times
     that of the fastest tenth; evaluations and the first update are left out. If the run is fast again at the end, it is
-    only a note, unless a fifth of all time was lost.
+    only a note, unless a fifth of all time was lost. In a log with fewer than 30 updates it takes more than twice
+    the time; with fewer than 15, that the last three or more all take more than four times as long as every one before.
 
     Why it matters: the same update does the same work. What takes longer is the machine: a hot card, another program, a
     slow disk, memory that spills to the host.
@@ -62,16 +65,19 @@ def slowing_down(case: Case) -> Iterator[Finding]:
     run.
     """
     times = paces(case)
-    if len(times) < LEAST_TIMES:
+    parts = min(PARTS, len(times) // LEAST_SLOW)
+    if parts < FEWEST_PARTS:
+        yield from _suddenly_slow(case, times)
         return
-    edges = [round(len(times) * number / PARTS) for number in range(PARTS + 1)]
+    slower = SLOWER if len(times) >= LEAST_TIMES else SLOWER_OF_SHORT
+    edges = [round(len(times) * number / parts) for number in range(parts + 1)]
     middles = [median(seconds for _, seconds in times[first:after]) for first, after in pairwise(edges)]
     fastest = min(middles)
     since = middles.index(fastest)
-    slow = [part for part in range(since + 2, PARTS) if min(middles[part - 1 : part + 1]) > SLOWER * fastest]
+    slow = [part for part in range(since + 2, parts) if min(middles[part - 1 : part + 1]) > slower * fastest]
     if not slow:
         return
-    still = slow[-1] == PARTS - 1
+    still = slow[-1] == parts - 1
     lost = sum(max(0.0, seconds - fastest) for _, seconds in times) / sum(seconds for _, seconds in times)
     times_longer = (middles[-1] if still else max(middles[part] for part in slow)) / fastest
     first, worst = times[edges[since]][0], times[edges[slow[-1]]][0]
@@ -83,13 +89,42 @@ def slowing_down(case: Case) -> Iterator[Finding]:
         what=f"an update takes {times_longer:.2g} times as long as earlier in the run: "
         f"{times_longer * fastest:.3g} s, and {fastest:.3g} s then" + ("" if still else "; it was faster again later"),
         why=f"the same update does the same work; {lost:.0%} of the time is lost to it",
-        fix=LOOK_AT_THE_CARD if case.cardless is None else "look at what else runs on this machine, and at the disk",
+        fix=_look(case, times_longer),
         seen=(
             f"{place(case, first)}: {fastest:.4g} s per update",
             f"{place(case, worst)}: {times_longer * fastest:.4g} s per update",
             *(shown(step) for step in (first, worst)),
         ),
     )
+
+
+def _suddenly_slow(case: Case, times: Sequence[tuple[Step, float]]) -> Iterator[Finding]:
+    """The same of a log with few updates."""
+    seconds = [each for _, each in times]
+    for since in range(LEAST_SLOW, len(times) - LEAST_SLOW + 1):
+        before, after = seconds[:since], seconds[since:]
+        if min(after) <= MUCH_SLOWER * max(before):
+            continue
+        longer = median(after) / median(before)
+        yield Finding(
+            rule="slowing-down",
+            severity="warn",
+            sure="high",
+            what=f"an update takes {longer:.2g} times as long from {place(case, times[since][0])} on: "
+            f"{median(after):.3g} s, and {median(before):.3g} s before",
+            why="the same update does the same work",
+            fix=_look(case, longer),
+            seen=tuple(shown(step) for step, _ in times[since - 1 : since + 1]),
+        )
+        return
+
+
+def _look(case: Case, longer: float) -> str:
+    """Where to look for what takes so much longer."""
+    if case.cardless is not None:
+        return "look at what else runs on this machine, and at the disk"
+    spill = "; on Windows or WSL, whether memory spilled into the computer's own: a smaller micro-batch is fast again"
+    return LOOK_AT_THE_CARD + (spill if longer > MUCH_SLOWER else "")
 
 
 @needs_settings("batch_size", "block_size", "n_layer", "n_embd", "n_head", "dtype", "compile", also=(CARD,))

@@ -6,15 +6,19 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from shlex import quote
+from statistics import median
 
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case
+from onecard.doctor.course import ERROR_OF_MEDIAN, noise_of
 from onecard.doctor.evidence import (
     NANOGPT_LIKE,
+    WAVES,
     above,
     from_scratch,
     known,
+    messages,
     noise,
     only_told,
     place,
@@ -26,6 +30,7 @@ from onecard.doctor.evidence import (
 )
 from onecard.doctor.facts import ROUNDED_PARAMS
 from onecard.doctor.needs import needs_settings
+from onecard.doctor.noise import evaluation_noise
 from onecard.findings import Finding, Sureness
 from onecard.plan.counts import count_params
 from onecard.plan.schedule import RATE_KEYS, learning_rate
@@ -34,6 +39,8 @@ from onecard.runs.records import Eval, Start, Step
 ROUNDING = 0.01
 RATE_JUMP = 1.5
 LOSS_JUMP = 0.05
+STEP_LOSS_JUMP = 0.5  # nats of training losses, which are of other batches
+LOSSES_BEFORE, LOSSES_AFTER, LEAST_BEFORE = 20, 3, 5
 RATES_SHOWN = ("learning_rate", "min_lr", "decay_lr", "lr_decay_iters")
 PAST_PEAK = 2 / 3  # of the highest rate so far: the schedule has begun to fall
 
@@ -75,7 +82,9 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
     """A learning rate or a loss that jumps up where a run resumes.
 
     What it sees: a learning rate that has begun to fall and rises by more than half from one logged step to the next
-    or from the part before the resume; or a validation loss more than 0.05 higher after the resume than before.
+    or from the part before the resume; or a validation loss more than 0.05 higher after the resume than before; or
+    training losses that begin, after a resume, more than 0.5 nats and five standard errors above those of the same
+    steps before it.
 
     Why it matters: a rate that is raised again throws away what the decay gained. In one real run it took 50,000 steps
     to get back.
@@ -99,11 +108,12 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
     earlier = _part_before(case, others)
     if earlier:
         yield from _jump_between(earlier, case)
-    for start in (r for r in case.run.records if isinstance(r, Start) and r.resumed_from):
-        if start.step in longer:
-            continue
-        at = start.step
-        yield from _loss_jump(case, [e for e in case.evals if e.step <= at], [e for e in case.evals if e.step > at])
+    resumed = [r.step for r in case.run.records if isinstance(r, Start) and r.resumed_from and r.step not in longer]
+    resumed += [step for m in messages(case, "resume") if isinstance(step := m.values.get("step"), int)]
+    for at in resumed:
+        evals_before, evals_after = [e for e in case.evals if e.step <= at], [e for e in case.evals if e.step > at]
+        losses_before, losses_after = [s for s in case.steps if s.step <= at], [s for s in case.steps if s.step > at]
+        yield from list(_loss_jump(case, evals_before, evals_after)) or _step_jump(case, losses_before, losses_after)
 
 
 def _made_longer(case: Case) -> set[int]:
@@ -135,8 +145,14 @@ def _part_before(case: Case, others: Sequence[Case]) -> Case | None:
     first = _first_step(case)
     if first <= 0 or not case.run.steps_told:
         return None
-    parts = [o for o in others if o.run.source == case.run.source and (o.facts.last_step or 0) >= first - 1]
+    parts = [o for o in others if o.run.source == case.run.source and _reached(o) >= first]
     return parts[-1] if parts else None
+
+
+def _reached(case: Case) -> int:
+    """The step that a part of a run may have come to: the next that it would have logged."""
+    logged = [step.step for step in case.steps[-2:]]
+    return (case.facts.last_step or 0) + max(1, logged[-1] - logged[0] if logged else 1)
 
 
 def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
@@ -150,7 +166,9 @@ def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
                 (*said(earlier, *RATES_SHOWN), *said(case, *RATES_SHOWN)),
             )
             return
-    yield from _loss_jump(case, [e for e in earlier.evals if e.step <= first], case.evals)
+    yield from list(_loss_jump(case, [e for e in earlier.evals if e.step <= first], case.evals)) or _step_jump(
+        case, [step for step in earlier.steps if step.step <= first], case.steps
+    )
 
 
 def _loss_jump(case: Case, before: Sequence[Eval], after: Sequence[Eval]) -> Iterator[Finding]:
@@ -161,7 +179,8 @@ def _loss_jump(case: Case, before: Sequence[Eval], after: Sequence[Eval]) -> Ite
         if was is None or now is None or not math.isfinite(was) or not math.isfinite(now):
             continue
         if above(now - was, LOSS_JUMP):
-            error = math.sqrt(2) * noise(case)  # of a difference
+            apart = [each for part in (before, after) if (each := evaluation_noise(part)) is not None]
+            error = math.sqrt(2) * max(apart, default=noise(case))  # of a difference; the jump itself is no noise
             jump = _jumped(
                 f"the validation loss is {now:.4f} after the resume and was {was:.4f} before ({unit})",
                 (shown(before[-1]), shown(after[0])),
@@ -169,6 +188,23 @@ def _loss_jump(case: Case, before: Sequence[Eval], after: Sequence[Eval]) -> Ite
             )
             yield jump if jump.sure != "low" else only_told(jump, f"two evaluations differ by {error:.3f} by chance")
         return
+
+
+def _step_jump(case: Case, before: Sequence[Step], after: Sequence[Step]) -> Iterator[Finding]:
+    """The same of training losses: the first after the resume against the last before it."""
+    old, new = ([step for step in steps if math.isfinite(step.loss)] for steps in (before, after))
+    old, new = old[-LOSSES_BEFORE:], new[:LOSSES_AFTER]
+    if len(old) < LEAST_BEFORE or len(new) < LOSSES_AFTER:
+        return
+    was, now = (median(step.loss for step in steps) for steps in (old, new))
+    error = ERROR_OF_MEDIAN * noise_of([step.loss for step in old]) * math.sqrt(1 / len(old) + 1 / len(new))
+    sure = sureness((now - was) / max(error, WAVES))
+    if now - was > STEP_LOSS_JUMP and sure != "low":
+        yield _jumped(
+            f"the training loss is {now:.4f} after the resume and was {was:.4f} before",
+            (shown(old[-1]), shown(new[0])),
+            sure,
+        )
 
 
 def _jumped(what: str, seen: tuple[str, ...], sure: Sureness = "high") -> Finding:
@@ -199,7 +235,8 @@ def out_dir_reused(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
         return
     for other in others:
         theirs = known(other, "out_dir", "dataset", *SHAPE_KEYS)
-        if theirs is None or theirs.out_dir != config.out_dir or not from_scratch(case):
+        died = messages(other, "crash") and not other.run.records  # it wrote nothing
+        if theirs is None or died or theirs.out_dir != config.out_dir or not from_scratch(case):
             continue
         assert case.resolved
         unsaid = case.resolved.origins["out_dir"] == "default"

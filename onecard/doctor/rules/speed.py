@@ -361,38 +361,3 @@ def _evaluations(max_iters: int, interval: int) -> int:
 def _cheap_interval(max_iters: int, *, affordable: float) -> int | None:
     """The shortest interval that keeps evaluations affordable; None where even two are too many."""
     return ceil(max_iters / (floor(affordable) - 1)) if affordable >= 2 else None
-
-
-_CURES = {
-    "python-headers": ("Python's header files are missing", "apt install python3-dev (or your system's equivalent)"),
-    "no-triton": ("Triton is missing", "pip install triton (on Windows: triton-windows), or --compile=False"),
-    "no-compiler": ("there is no C compiler", "apt install build-essential (or your system's equivalent)"),
-    "old-card": ("the card is too old for Triton", "--compile=False"),
-}
-
-
-def compile_failed(case: Case) -> Iterator[Finding]:
-    """torch.compile failed.
-
-    What it sees: BackendCompilerFailed, a missing Python.h, a missing Triton or C compiler in the log.
-
-    Why it matters: the run stops, or goes on without compiling, slower and with more memory.
-
-    What to do: install what is missing; until then --compile=False.
-
-    When it is wrong: if the log goes on with training, PyTorch may have continued without compiling.
-    """
-    found = messages(case, "compile-failed")
-    if found:
-        message = found[0]
-        why, fix = _CURES.get(str(message.values.get("cause")), ("the compiler's backend failed", "--compile=False"))
-        yield Finding(
-            rule="compile-failed",
-            severity="error",
-            sure="high",
-            what="torch.compile failed",
-            why=why,
-            fix=fix,
-            seen=lines(message),
-            patch={"compile": False} if "--compile=False" in fix and known(case, "compile") else {},
-        )

@@ -19,6 +19,10 @@ SIGMAS = 6
 # 600 jumps by 4 nats that stay are not found, at 3.5 two.
 LASTING_SIGMAS = 3.5
 SMALLEST_SPIKE = 0.3  # nats
+# A spike that comes back is still told as a warning where no hard batch makes it: so high, or so long.
+RECENT, RECENT_SIGMAS, RECENT_LEAST = 6, 12, 2.0  # points, standard deviations, nats
+# Nats and standard deviations of a loss, by the points that all lie so far above; real losses reach 7.8 by chance.
+GRAVE = {1: (3.5, 28), 2: (2.5, 7), 3: (1.0, 6)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,7 @@ class Spike:
     before: float  # median
     height: float
     recovered: bool | None  # None: too few points after it to say
+    grave: bool  # so high, or for so many points, that no hard batch makes it, even if the loss comes back
 
 
 def high(losses: list[float], *, sigmas: float, least: float, noise: float = 0.0) -> float:
@@ -50,9 +55,11 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
         if position < until or losses[position] - min(window) <= SMALLEST_SPIKE:
             continue
         following = losses[position + 1 : position + 1 + NEXT]
-        stays = high(window, sigmas=LASTING_SIGMAS, least=SMALLEST_SPIKE, noise=noise)
+        # a loss that falls steeply spreads the window: then the last few points say more
+        recent = high(window[-RECENT:], sigmas=RECENT_SIGMAS, least=RECENT_LEAST, noise=noise)
+        stays = min(recent, high(window, sigmas=LASTING_SIGMAS, least=SMALLEST_SPIKE, noise=noise))
         recovered = None if len(following) < LEAST else median(following) <= stays
-        limit = stays if recovered is False else high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
+        limit = stays if recovered is False else min(recent, high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE))
         if not above(losses[position], limit):
             continue
         yield Spike(
@@ -61,6 +68,11 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
             before=median(window),
             height=losses[position] - median(window),
             recovered=recovered,
+            grave=any(
+                min(losses[position : position + points]) - median(window) > max(least, sigmas * noise)
+                for points, (least, sigmas) in GRAVE.items()
+                if position + points <= len(losses)
+            ),
         )
         until = position + (1 if recovered else NEXT)
 
@@ -70,7 +82,8 @@ def loss_spike(case: Case) -> Iterator[Finding]:
 
     What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
     standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
-    next ten is not above by more than 3.5, it has recovered and is only a note; if it is, 3.5 are enough for the loss.
+    next ten is not above by more than 3.5, it has recovered and is only a note, unless no
+    hard batch makes it: 3.5 nats for a point, 2.5 for two, or 1 for three. If it is, 3.5 are enough for the loss.
 
     Why it matters: a spike that stays costs the progress of many updates, and often comes before divergence.
 
@@ -82,11 +95,11 @@ def loss_spike(case: Case) -> Iterator[Finding]:
     found = list(spikes(case.steps))
     if not found:
         return
-    lasting = [spike for spike in found if spike.recovered is False]
+    lasting = [spike for spike in found if spike.recovered is False or spike.grave]
     worst = max(lasting or found, key=lambda spike: spike.height)
     many = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    told_only = worst.recovered is None
-    if lasting:
+    told_only = worst.recovered is None and not lasting
+    if worst.recovered is False:
         outcome = "and the next ten do not come back"
     elif worst.recovered:
         outcome = "and is back within ten logged points"

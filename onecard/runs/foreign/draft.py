@@ -17,6 +17,7 @@ from onecard.runs.records import Checkpoint, Record, Step
 MOST_RECORDS = 50_000  # of a kind; beyond that, every second one is dropped, as often as needed
 MOST_MESSAGES = 1_000  # of a kind
 FIRST_STEP = 1  # programs count from 0 or from 1
+SAME_FAILURE = 200  # lines
 MOST_ODD = 1_000  # losses that are NaN or infinite
 IN_USE = 2**30  # bytes that nvidia-smi shows on a card that a program uses
 
@@ -97,6 +98,7 @@ class Draft:
     listed_cards: set[object] = field(default_factory=set)  # and those that are not
     checkpoints: list[tuple[int, Line, str]] = field(default_factory=list)
     last_step: int = -1
+    allocated_bytes: int = 0  # as llm.c says
     position: int | None = None  # of a progress bar
     bar_total: int | None = None
     begun: bool = False  # the line that a program prints once at the start was seen
@@ -144,6 +146,10 @@ class Draft:
             self.config_lines[key] = line
         for name, value in said.source.items():
             self.source_values[name] = (value, line)
+        if isinstance(allocating := said.printed.get("allocating_bytes"), int):  # llm.c announces each part
+            self.allocated_bytes += allocating
+            self.printed["printed_allocated_bytes"] = self.allocated_bytes
+            self.printed_lines["printed_allocated_bytes"] = line
         for name, value in said.printed.items():
             if name == "world_size" and isinstance(value, int):  # the largest: every rank says its own number
                 value = max(value, int(str(self.printed.get(name, 0))))
@@ -177,16 +183,18 @@ class Draft:
         """Add a message. A failure that prints several lines is one message."""
         self.read_lines += len(message.lines)
         last = self.messages[-1] if self.messages else None
-        if (
-            last
-            and last.kind == message.kind == "compile-failed"
-            and message.lines[0].number - last.lines[-1].number < 200
-        ):
+        near = last and last.kind == message.kind and message.lines[0].number - last.lines[-1].number < SAME_FAILURE
+        if last and near and message.kind == "crash" and message.values.get("cause") == last.values.get("cause"):
+            return  # every rank, or every thread of a card, says it
+        if last and near and message.kind == "compile-failed":
             cause = last.values if last.values.get("cause") != "backend" else message.values
             self.messages[-1] = replace(last, lines=(*last.lines, *message.lines)[:8], values=cause)
         elif self.said.get(message.kind, 0) < MOST_MESSAGES:
             self.said[message.kind] = self.said.get(message.kind, 0) + 1
             values = {**message.values, "step": self.last_step} if self.last_step >= 0 else message.values
+            tried = self.printed.get("allocating_bytes")
+            if message.kind == "oom" and self.last_step < 0 and isinstance(tried, int):
+                values = {"tried_bytes": tried, "allocated_bytes": self.allocated_bytes - tried, **values}
             self.messages.append(replace(message, values=values))
 
     def save(self, line: Line, path: str) -> None:
@@ -318,7 +326,7 @@ class Draft:
 
 _PRINTED = (
     "printed_params printed_params_total printed_tokens_per_step world_size card_name printed_flops_per_token "
-    "printed_seconds_per_step printed_seconds".split()
+    "printed_seconds_per_step printed_seconds printed_allocated_bytes".split()
 )
 _DEFAULTS = {key: KEYS[key].default for key in NANOGPT_KEYS - {"dtype"}} | {"device": "cuda"}
 

@@ -16,9 +16,10 @@ from onecard.runs.foreign.shapes import (
     step_record,
     val_record,
 )
-from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number
+from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number, whole
 from onecard.runs.logged import Line
 from onecard.runs.records import Eval, Step
+from onecard.units import MIB
 
 
 def _log_step(found: re.Match[str], line: Line, step: int) -> Step:
@@ -38,15 +39,16 @@ def _printed_step(found: re.Match[str], line: Line, step: int) -> Step:
         step,
         loss=number(found["loss"]),
         line=line,
-        lr=field_in(found, rf"\blr ({NUMBER})"),
-        grad_norm=field_in(found, rf"\bnorm ({NUMBER})"),
+        lr=field_in(found, rf"\blr +({NUMBER})"),
+        grad_norm=field_in(found, rf"\bnorm +({NUMBER})"),
         seconds=seconds_in(found, rf"({NUMBER}) ms"),
         tokens_per_second=field_in(found, rf"({NUMBER}) tok/s"),
         more=more,
     )
 
 
-_PRINTED_HEAD = rf"step +(?P<step>{WHOLE})/(?P<of>{WHOLE}) \| (?:train )?loss (?P<loss>{NUMBER})"
+# numbers are padded to a width: `loss     nan`
+_PRINTED_HEAD = rf"step +(?P<step>{WHOLE})/(?P<of>{WHOLE}) \| (?:train )?loss +(?P<loss>{NUMBER})"
 RECORDS = (
     RecordShape(
         format="llm.c",
@@ -150,6 +152,12 @@ STATEMENTS = (
             + r") +\| ([^|]{1,80})\|"
         ),
         says=_setting,
+    ),
+    StatementShape(
+        format="llm.c",
+        needle=" MiB for ",
+        pattern=shape(rf"^allocat(?:ed|ing) ({COUNT}) MiB for "),
+        says=lambda found: Stated(printed={"allocating_bytes": whole(found[1]) * MIB}),
     ),
     StatementShape(
         format="llm.c",

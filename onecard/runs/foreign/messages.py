@@ -11,12 +11,17 @@ from onecard.runs.foreign.text import NUMBER, number
 from onecard.runs.logged import Line, Message
 from onecard.runs.torch_oom import oom_sizes
 
-_OUT_OF_MEMORY = shape(r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|OutOfMemoryError")
+_OUT_OF_MEMORY = shape(
+    r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|OutOfMemoryError"
+    r"|\[CUDA ERROR\].{0,400}(?:out of memory|cudaErrorMemoryAllocation)"
+)
 _OOM_GOES_ON = shape(
     r"total capac|already allocated|is free|memory in use|by PyTorch|Tried to allocate|fragmentation|ALLOC_CONF"
 )
 _EVAL_FRAME = shape(r"\bin (?:estimate_loss|eval\w*|_?evaluat\w+|validat\w+|evaluation_loop|prediction_step)\b")
 TRACEBACK = "Traceback (most recent call last)"
+_NAMED_BELOW = shape(r"\[CUDA ERROR\] at file .{1,300}:\s*$")  # llm.c names the error on the next line
+_RAISED = shape(r"^(?:\[rank\d{1,5}\]:\s?)?(?P<error>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Failure))(?::|$)")
 _FRAME = shape(r'File "[^"]{1,400}", line \d{1,9}, in ')
 MOST_OOM_LINES = 8
 
@@ -24,6 +29,17 @@ MOST_OOM_LINES = 8
 def out_of_memory(text: str) -> bool:
     """Whether the line begins an out-of-memory message."""
     return "emory" in text and _OUT_OF_MEMORY.search(text) is not None
+
+
+def named_below(text: str) -> bool:
+    """Whether the line announces an error that the next line names."""
+    return "CUDA ERROR" in text and _NAMED_BELOW.search(text) is not None
+
+
+def raised(line: Line) -> Message | None:
+    """The error with which a traceback ends, as a crash; None if the line is another."""
+    found = _RAISED.search(line.text)
+    return Message(kind="crash", lines=(line,), values={"cause": "python", "error": found["error"]}) if found else None
 
 
 def frame(text: str) -> bool:
@@ -74,6 +90,41 @@ def _failed(cause: str, needle: str, text: str) -> Saying:
     return Saying("compile-failed", needle, shape(text), {"cause": cause})
 
 
+# What a program prints when it breaks off: the cause, a part of every such line, the line. Known causes come first.
+_CRASHES = (
+    ("killed", "illed", r"^(?:.{0,80}\b)?[Kk]illed(?: +\S*python\S*\b.{0,400})?\s*$"),
+    ("killed", "illed", r"Killed process \d|is killed by signal: Killed"),
+    ("killed", "oom", r"oom[-_]kill|oom_reaper"),
+    ("killed", "SIGKILL", r"\(SIGKILL\)|signal SIGKILL"),
+    ("killed", "exitcode", r"exitcode *: *-9\b"),
+    ("no-bfloat16", "oes not support b", r"does not support (?:bfloat16|bf16)"),
+    ("no-bfloat16", "support bf16", r"doesn't support bf16"),
+    ("no-bfloat16", "KeyError", r"^KeyError: 'bfloat16'"),
+    ("old-build", "no kernel image", r"no kernel image is available for execution"),
+    ("no-card", "CUDA", r"no CUDA-capable device is detected|Torch not compiled with CUDA enabled"),
+    ("no-card", "NVIDIA driver", r"Found no NVIDIA driver|NVIDIA driver on your system is too old"),
+    ("disk-full", "No space left", r"No space left on device"),
+    ("card-lost", "GPU", r"GPU is lost|GPU has fallen off the bus"),
+    ("card-lost", "ECC", r"uncorrectable ECC error"),
+    ("token-ids", "Assertion", r"Assertion `?(?:srcIndex|t >= 0|ind(?:ex)? >= |-sizes\[i\]).{0,200}failed"),
+    ("token-ids", "device-side assert", r"device-side assert triggered"),
+    ("token-ids", "index out of range", r"^IndexError: index out of range in self"),
+    ("assertion", "Assertion", r"Assertion .{0,400}failed"),
+    ("address", "misaligned", r"misaligned address|MisalignedAddress"),
+    ("address", "illegal", r"illegal memory access|illegal instruction was encountered"),
+    ("address", "launch failure", r"unspecified launch failure"),
+    ("nccl", "NCCL", r"NCCL error|\[NCCL ERROR\]|NCCL communicator was aborted|\berror, NCCL"),
+    ("nccl", "nccl", r"\bnccl(?:System|Internal|UnhandledCuda|Remote|Invalid)\w*"),
+    ("nccl", "atchdog caught", r"[Ww]atchdog caught collective operation timeout"),
+    ("cublas", "uBLAS", r"\[cuBLAS(?:Lt)? ERROR\]"),
+    ("cublas", "CUBLAS_STATUS", r"CUBLAS_STATUS_(?!SUCCESS)[A-Z_]{1,40}"),
+    ("cublas", "uDNN", r"\[cuDNN ERROR\]|cuDNN error: CUDNN_STATUS"),
+    ("cuda", "CUDA", r"\[CUDA ERROR\]|CUDA error: (?!out of memory)\w"),
+    ("broke-off", "core dumped", r"\(core dumped\)"),
+    ("broke-off", "egmentation fault", r"^(?:.{0,80}\b)?Segmentation fault"),
+    ("broke-off", "SIG", r"\(SIG(?:SEGV|ABRT|BUS|ILL)\)"),
+    ("time-over", "DUE TO", r"CANCELLED AT \S{1,40} DUE TO (?:TIME LIMIT|PREEMPTION)"),
+)
 # The first match wins, so known causes come before the general failure.
 SAYINGS = (
     Saying("few-sms", "SMs to use", shape(r"Not enough SMs to use max_autotune_gemm")),
@@ -95,8 +146,9 @@ SAYINGS = (
     Saying("resume", "Resuming", shape(r"Resuming (?:training )?from (?P<path>\S{1,4096})")),
     Saying("several-processes", "OMP_NUM_THREADS", shape(r"Setting OMP_NUM_THREADS .{1,40} for each process")),
     Saying("interrupted", "KeyboardInterrupt", shape(r"^KeyboardInterrupt")),
+    *(Saying("crash", needle, shape(text), {"cause": cause}) for cause, needle, text in _CRASHES),
 )
-NEEDLES = frozenset({"emory", 'File "', "Traceback", *(saying.needle for saying in SAYINGS)})
+NEEDLES = frozenset({"emory", "CUDA ERROR", 'File "', "Traceback", *(saying.needle for saying in SAYINGS)})
 
 
 def message_in(line: Line) -> Message | None:

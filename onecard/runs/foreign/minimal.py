@@ -28,10 +28,21 @@ RECORDS = (
         kind=Step,
         needle="loss: ",
         pattern=shape(
-            rf"\bstep:? +(?P<step>{WHOLE})(?: \||,) (?:train )?loss: (?P<loss>{NUMBER})"
+            rf"\bstep:? +(?P<step>{WHOLE})(?: ?\||,) (?:train )?loss: (?P<loss>{NUMBER})"
             rf"(?: \|.{{0,160}}?tok/sec:? [\d,.]{{1,20}}|,? dt:? {NUMBER} ?ms.{{0,60}}|\s*$)"
         ),
         record=_step,
+    ),
+    RecordShape(
+        format="litgpt",
+        kind=Step,
+        needle="iter time: ",
+        pattern=shape(
+            rf"\biter (?P<step>{WHOLE}) step {WHOLE}: loss (?P<loss>{NUMBER}), iter time: (?P<time>{NUMBER}) ?ms"
+        ),
+        record=lambda found, line, step: step_record(
+            step, loss=number(found["loss"]), line=line, seconds=number(found["time"]) / 1000
+        ),
     ),
     RecordShape(
         format="minimal",

@@ -78,7 +78,7 @@ STATEMENTS = (
     StatementShape(
         format="nanogpt",
         needle="tokens per iteration",
-        pattern=shape(rf"tokens per iteration will be: ({COUNT})"),
+        pattern=shape(rf"tokens per iteration(?: will be)?: ({COUNT})"),
         says=printed_count("printed_tokens_per_step"),
         begins=True,
     ),

@@ -84,6 +84,8 @@ class _Reading:
         self._wrapped: Line | None = None  # the beginning of a record
         self._oom: list[Line] = []
         self._frames: list[Line] | None = None  # of the current traceback
+        self._raises = False  # the error that ends it is still to come
+        self._announced: Line | None = None  # an error that the next line names
         self._in_config = False
         self._last_shape: RecordShape | None = None
         self._record_line = 0  # the last line that held a record
@@ -115,6 +117,8 @@ class _Reading:
                 previous = piece
         self._give_up_wrapped(at_end=True)
         self._end_oom()
+        if self._announced:
+            self._other(Line(self._announced.number, ""))
         self.draft.last_line = self.lines
 
     def _look_for(self, together: bytes) -> Sequence[bytes]:
@@ -154,9 +158,10 @@ class _Reading:
             if (not begun and self._record(line)) or self._continued(line, previous) or (begun and self._record(line)):
                 self._in_config = False
                 self._frames = None
+                self._raises = False
             elif not (self._config_line(line) or self._statement(line)):
                 self._other(line)
-        self._expects_more = self._wrapped is not None or self._in_config or bool(self._oom)
+        self._expects_more = bool(self._wrapped or self._in_config or self._oom or self._raises or self._announced)
         known = self._last_shape
         self._long = bool(
             self.draft.steps.one_in > 1 and known and known.kind is Step and "step" in known.pattern.groupindex
@@ -275,13 +280,20 @@ class _Reading:
 
     def _other(self, line: Line) -> None:
         """Read a line that is neither record nor statement: config text, a message, a traceback frame, or nothing."""
+        if self._announced:
+            line, self._announced = Line(self._announced.number, f"{self._announced.text} {line.text}".rstrip()), None
+        elif messages.named_below(line.text):
+            self._announced = line
+            return
         if self._oom or messages.out_of_memory(line.text):
-            self._in_config = False
+            self._in_config = self._raises = False
             self._oom.append(line)
         elif messages.TRACEBACK in line.text:
             self._in_config = False
             self._frames = []
-        elif message := messages.message_in(line):
+            self._raises = True
+        elif message := messages.message_in(line) or (self._raises and messages.raised(line)) or None:
+            self._raises = False
             self.draft.say(message)
         elif "saving" in line.text and (found := _SAVED.search(line.text)):
             self.draft.save(line, found[1])
@@ -332,7 +344,7 @@ _RECORD_BEGINS = shape(
 )
 _BEGINNINGS = ("iter", "tep", "s:", "{'")
 _TOKEN_CUT = re.compile(rb"(?:i|it|ite|[sS]|[sS]t|[sS]te|\{|\{'\w{0,9})\s*$")
-_FAILURES = ("oom", "compile-failed")
+_FAILURES = ("oom", "compile-failed", "crash")
 
 
 def _begins(text: str) -> bool:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from onecard.runs.foreign.text import number, whole
 from onecard.runs.logged import Line, LogFormat
 from onecard.runs.records import Eval, Step
+from onecard.units import parse_bytes
 
 ToRecord = Callable[[re.Match[str], Line, int], Step | Eval]  # the record of a line, given its step
 
@@ -83,6 +84,10 @@ def seconds_in(found: re.Match[str], milliseconds: str) -> float | None:
     return time / 1000 if time is not None else None
 
 
+# `mem 13.2GB`, `memory:  9.46GiB(64.99%)`, `max_mem=12345MiB`
+_MEMORY = re.compile(r"mem\w{0,12}[ :=]{1,4}(\d{1,7}(?:\.\d{1,6})?) ?([GM]i?)B?\b", re.ASCII)
+
+
 def step_record(
     step: int,
     *,
@@ -99,7 +104,9 @@ def step_record(
     seconds, elapsed_seconds = measured(seconds), measured(elapsed_seconds)
     tokens_per_second, lr = measured(tokens_per_second), measured(lr)
     printed = {"printed_tokens_per_second": tokens_per_second, "printed_seconds": seconds}
-    said = {name: value for name, value in printed.items() if value is not None}
+    said: dict[str, object] = {name: value for name, value in printed.items() if value is not None}
+    if "mem" in line.text and (held := _MEMORY.search(line.text)):
+        said["memory_bytes"] = parse_bytes(f"{held[1]}{held[2]}B")
     return Step(
         step=step,
         tokens=None,

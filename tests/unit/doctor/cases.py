@@ -174,8 +174,8 @@ def oom(*, in_eval: bool = False, **sizes: float) -> Message:
     return Message(kind="oom", lines=(Line(7, "CUDA out of memory."),), values={**values, "in_eval": in_eval})
 
 
-def said(kind: str, **values: object) -> Message:
-    return Message(kind=kind, lines=(Line(5, kind),), values=values)
+def said(kind: str, line: int = 5, **values: object) -> Message:
+    return Message(kind=kind, lines=(Line(line, kind),), values=values)
 
 
 NARROW = SMALL.replace("n_embd = 768", "n_embd = 384") + "# Model (~125M parameters)\ndropout = 0.1\n"
@@ -262,6 +262,7 @@ SICK: dict[str, Callable[[], Case]] = {
         ]
     ),
     "compile-failed": lambda: case(messages=[said("compile-failed", cause="python-headers")]),
+    "crashed": lambda: case(records=steps([4.0] * 4), messages=[said("crash", 10_000, cause="address")]),
     "oom-capacity": lambda: case(messages=[oom(tried=1.5, **FULL)], card="RTX 4070"),
     "oom-fragmentation": lambda: case(
         messages=[oom(tried=1.0, capacity=11.7, free=0.5, allocated=7.0, reserved_unallocated=3.9, process=11.1)]
@@ -336,6 +337,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
         records=[*(step(n, 4.0, seconds=20.0 if n % 500 == 0 else 9.0) for n in range(0, 5001, 50)), *learning(5000)]
     ),
     "compile-failed": lambda: case(messages=[said("few-sms")]),
+    "crashed": lambda: case(messages=[said("compile-failed"), said("interrupted")]),
     "oom-capacity": lambda: SICK["oom-fragmentation"](),
     "oom-fragmentation": lambda: SICK["oom-capacity"](),
     "oom-other-process": lambda: SICK["oom-capacity"](),

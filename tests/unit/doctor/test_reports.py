@@ -194,7 +194,7 @@ def test_a_finding_of_a_run_that_trains_is_one_line() -> None:
     with TrainingDisplay(config, Console(file=out, width=80)) as display:
         display(FindingRecord(step=200, finding=finding))
     (line,) = out.getvalue().splitlines()
-    assert line.startswith("fatal: the loss is nan at step 200; start again, as no checkpoint")
+    assert line.startswith("fatal: the loss is nan at step 200: 100 further updates, 16 min, trained nothing; start")
     assert line.endswith("[loss-nan]")
 
 

@@ -99,6 +99,7 @@ TABLE = {
     "throughput-arithmetic": "warn",
     "eval-too-expensive": "info",
     "compile-failed": "error",
+    "crashed": "error info",
     "oom-capacity": "error",
     "oom-fragmentation": "error",
     "oom-despite-free": "error",

@@ -279,8 +279,8 @@ ROWS = [
     ("not-learning", level(7.45, gain=0.21), SILENT),
     ("not-learning", level(7.45, gain=0.19), WARN_MEDIUM),
     ("not-learning", level(10.98, count=7), SILENT),  # too few points
-    ("loss-too-low", case(None, records=steps([0.051] * 20)), SILENT),
-    ("loss-too-low", case(None, records=steps([0.049] * 20)), WARN_MEDIUM),
+    ("loss-too-low", case(None, records=steps([0.101] * 20)), SILENT),
+    ("loss-too-low", case(None, records=steps([0.099] * 20)), WARN_MEDIUM),
     ("loss-too-low", case(records=steps([0.31] * 20)), SILENT),
     ("loss-too-low", case(records=steps([0.29] * 20)), WARN_MEDIUM),
     ("unsteady-loss", swinging(1.69), SILENT),
@@ -384,6 +384,9 @@ ROWS = [
     ("contradicting-inputs", SICK["contradicting-inputs"](), ERROR),
     ("autotune-sm-warning", SICK["autotune-sm-warning"](), INFO),
     ("compile-failed", SICK["compile-failed"](), ERROR),
+    ("crashed", case(records=steps([4.0]), messages=[said("crash", 10_000, cause="nccl")]), ERROR),
+    ("crashed", case(records=steps([4.0]), messages=[said("crash", 1, cause="nccl")]), INFO),  # it was started again
+    ("crashed", case(messages=[said("crash", cause="time-over")]), INFO),
     ("oom-tensor", SICK["oom-tensor"](), INFO),
     ("oom-in-eval", SICK["oom-in-eval"](), ERROR),
 ]
