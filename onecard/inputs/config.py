@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onecard.data.dataset import Dataset
 
 STDIN = "-"
+RUN_CONFIG = "config.json"
 
 Named = str | Mapping[str, object] | None  # a path or -, keys and values, or the packaged default
 Flags = Sequence[tuple[str, str]]  # keys and values as typed
@@ -84,7 +85,9 @@ def config_as_typed(config: Named, flags: Flags, *, otherwise: str = THERE) -> R
 def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Resolved:
     """The config of a plan: with the vocabulary of the data, where that is here or known by its name."""
     resolved = config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise)
-    return _with_allocator_settings(_with_data_vocabulary(resolved, data_places(config)), os.environ)
+    _check_shape_is_known(resolved)
+    resolved = _as_resumed(_with_data_vocabulary(resolved, data_places(config)))
+    return _with_allocator_settings(resolved, os.environ)
 
 
 def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
@@ -109,27 +112,30 @@ def _beside(config: Named, flags: Flags) -> Flags:
     from onecard.files import free_path
     from onecard.runs.folder import is_run
 
-    if not is_run(Path(config)) or "out_dir" in dict(flags):
+    if not is_run(Path(config)) or "out_dir" in dict(flags) or dict(flags).get("init_from") == "resume":
         return []
     return [("out_dir", str(free_path(Path(config))))]
 
 
 def with_pretrained_shape(resolved: Resolved) -> Resolved:
-    """The config with the model and the shape of the folder that init_from names, if it names one."""
+    """The config with the model and the shape of the folder that init_from names, if it names one that is here."""
     if not resolved.config.starts_pretrained:
         return resolved
-    from onecard.config.hf_config import shape_of
+    from onecard.config.hf_config import CONFIG, openai_weights, shape_of
     from onecard.config.paths import expanded
     from onecard.config.resolve import with_shape
     from onecard.config.schema import SHAPE_KEYS
+    from onecard.inputs.hf_hub import cached_folder
     from onecard.runs.folder import is_run
 
     name = resolved.config.init_from
-    folder = Path(expanded(name))
-    if not (folder / "config.json").is_file():
+    folder: Path | None = Path(expanded(name))
+    if folder and not os.path.isfile(folder / CONFIG):  # noqa: PTH113  # any name may be typed
+        folder = None if openai_weights(name) else cached_folder(name)
+    if folder is None:
         return resolved
     try:
-        said = read_object(folder / "config.json")
+        said = read_object(folder / CONFIG)
         stated = {"model": "gpt2", **said} if is_run(folder) else shape_of(said)  # old runs are of GPT-2
         shape = {key: field(stated, key, scalar) for key in SHAPE_KEYS}
     except (OSError, ValueError) as problem:
@@ -140,6 +146,25 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
             name="not-a-model",
         ) from problem
     return with_shape(resolved, shape, origin=f"init_from={name}")
+
+
+def _check_shape_is_known(resolved: Resolved) -> None:
+    """ConfigError where a run starts from weights whose shape a plan cannot know: it would be of another model."""
+    from onecard.inputs.hf_hub import place_of
+
+    name, origins = resolved.config.init_from, resolved.origins
+    if not resolved.config.starts_pretrained or origins["n_embd"] == f"init_from={name}":
+        return
+    if origins["init_from"].startswith(RUN_CONFIG) and origins["n_embd"].startswith(RUN_CONFIG):
+        return  # of a run, whose config.json has the shape that its weights had
+    path = place_of(name)
+    raise ConfigError(
+        f"the shape of the weights in {path} is not known",
+        why="a plan reads it from the config.json of a run or of a Hugging Face folder, and there is none",
+        fix=f"onecard import {quote(str(path))} --out_dir=DIR, then --init_from=DIR; or plan a run of that shape from "
+        "scratch: --init_from=scratch --n_layer=N --n_head=N --n_embd=N",
+        name="shape-not-known",
+    )
 
 
 def _with_data_vocabulary(resolved: Resolved, search: Sequence[Path]) -> Resolved:
@@ -171,6 +196,38 @@ def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size
     return "default", None
+
+
+def folder_of(resolved: Resolved) -> Path:
+    """The folder of a run: nanoGPT's out_dir where it is set; otherwise runs/ and the config's name."""
+    from onecard.config.paths import expanded, refuse_empty
+
+    if resolved.origins["out_dir"] != "default":
+        refuse_empty("out_dir", resolved.config.out_dir)  # of a config file; a flag was checked before
+        return Path(expanded(resolved.config.out_dir))
+    return Path("runs") / Path(resolved.source or "default").stem.replace(" ", "-")
+
+
+def _as_resumed(resolved: Resolved) -> Resolved:
+    """What `train` would continue where init_from=resume; ConfigError, the same as there, for what it would refuse."""
+    from onecard.runs.folder import is_run, load_run
+
+    path = folder_of(resolved)
+    if resolved.config.init_from != "resume":
+        return resolved
+    if is_run(path):
+        from onecard.inputs.resume import resumed_config
+
+        config, notes = resumed_config(load_run(path), resolved.set_by_user, resolved.origins)
+        return replace(resolved, config=config.replace({"init_from": "resume"}), warnings=(*resolved.warnings, *notes))
+    theirs = os.path.isfile(path / "ckpt.pt")  # noqa: PTH113  # any name may be typed
+    why = (
+        f"{path}/ckpt.pt is nanoGPT's, which keeps the shape in it whatever the config says; onecard import {path} "
+        "makes it a run"
+        if theirs
+        else f"there is no run in {path}, and train will refuse to resume it"
+    )
+    return replace(resolved, warnings=(*resolved.warnings, f"init_from=resume is planned as a new run: {why}"))
 
 
 def data_places(config: Named) -> tuple[Path, ...]:

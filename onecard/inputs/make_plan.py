@@ -198,7 +198,7 @@ def _reshaped(resolved: Resolved, params: int, *, fit: bool) -> Resolved:
             fix="the same command with --fit",
             name="params-without-fit",
         )
-    if resolved.config.starts_pretrained:
+    if resolved.config.init_from != "scratch":
         raise UsageError(
             f"--params does not go with init_from={resolved.config.init_from}",
             why="a run that starts from trained weights keeps their shape",

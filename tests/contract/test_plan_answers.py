@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onecard.config.schema import RunConfig
 from onecard.inputs.place import place_named
 from onecard.plan.place import DESKTOP_BYTES
+from onecard.runs.folder import create_run
 from tests.contract.conftest import Command
 from tests.fake_nvml import fake_nvml
 
@@ -178,3 +180,60 @@ def test_what_a_plan_of_several_cards_says_to_type_fits_as_it_said(onecard: Comm
         change["tokens_per_second"],
     )
     assert cards["command"].startswith("torchrun --nproc_per_node=2 -m onecard train")
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "HuggingFaceTB/SmolLM2-135M", "distilgpt2", "nosuchfolder", "out/ckpt.pt"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["typed", "in a file"])
+def test_weights_of_an_unknown_shape_are_refused_and_not_planned_as_another_model(
+    onecard: Command, name: str, in_file: bool
+) -> None:
+    text = f"{CONFIG}n_layer = 12\n" + (f"init_from = {name!r}\n" if in_file else "")
+    refused = onecard("plan", "-", *ON_A_4070, *([] if in_file else [f"--init_from={name}"]), stdin=text)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 3
+    assert name in refused.stderr
+    assert name.endswith(".pt") or "known by name: gpt2, gpt2-medium, gpt2-large, gpt2-xl" in refused.stderr
+    assert ("did you mean gpt2 ?" in refused.stderr) == (name == "gpt-2")
+
+
+def test_openais_weights_are_known_by_the_hubs_name_too(onecard: Command) -> None:
+    for short, params in (("gpt2", 124_439_808), ("gpt2-medium", 354_823_168)):
+        plan = onecard("plan", *ON_A_4070, "--json", "--block_size=1024", f"--init_from=openai-community/{short}").json
+        assert plan["params"]["total"] == params
+
+
+def test_a_checkpoint_whose_shape_only_torch_can_read_is_not_planned(onecard: Command, work: Path) -> None:
+    (work / "out").mkdir()
+    (work / "out" / "ckpt.pt").write_bytes(b"PK")
+    for name in ("out", "out/ckpt.pt"):
+        refused = onecard("plan", *ON_A_4070, f"--init_from={name}")
+        assert (refused.code, "[shape-not-known]" in refused.stderr) == (2, True)
+        assert f"onecard import {name} --out_dir=DIR" in refused.stderr
+
+
+def a_run(folder: Path) -> None:
+    keys = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 256, "out_dir": folder.name}
+    create_run(folder, config=RunConfig().replace(keys).model_dump()).close()
+
+
+def test_a_plan_of_a_resume_refuses_what_train_would(onecard: Command, work: Path) -> None:
+    a_run(work / "r")
+    for source in ([], ["r"]):
+        refused = onecard("plan", *source, *ON_A_4070, "--init_from=resume", "--out_dir=r", "--n_embd=768")
+        assert (refused.code, refused.stdout) == (2, "")
+        assert "a resumed run cannot change n_embd=768 (was 64)" in refused.stderr
+    plan = onecard("plan", *ON_A_4070, "--json", "--init_from=resume", "--out_dir=r", "--max_iters=9000").json
+    assert (plan["config"]["n_embd"], plan["config"]["n_layer"], plan["config"]["max_iters"]) == (64, 2, 9000)
+    shown = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=r", "--max_iters=9000").stdout
+    assert "type     onecard train --out_dir=r --init_from=resume --max_iters=9000" in shown
+
+
+def test_a_plan_of_a_resume_says_where_there_is_nothing_to_resume(onecard: Command, work: Path) -> None:
+    absent = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--n_embd=768")
+    assert "there is no run in out, and train will refuse to resume it" in absent.stderr
+    (work / "out").mkdir()
+    (work / "out" / "ckpt.pt").write_bytes(b"PK")
+    theirs = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--n_embd=768")
+    assert "out/ckpt.pt is nanoGPT's, which keeps the shape in it" in theirs.stderr
+    sized = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--fit", "--params", "10M")
+    assert (sized.code, "[params-of-weights]" in sized.stderr) == (2, True)
