@@ -171,11 +171,11 @@ def _with_data_vocabulary(resolved: Resolved, search: Sequence[Path]) -> Resolve
     """With the vocab_size that `train` would take from the data; GPT-2's where it is neither here nor known by name."""
     from onecard.config.resolve import PACKAGED_DEFAULT
 
-    if resolved.origins["dataset"] == PACKAGED_DEFAULT:
+    if resolved.origins["dataset"] == PACKAGED_DEFAULT or not _takes_vocabulary(resolved):
         return resolved
     origin, size = _vocabulary(resolved.config.dataset, search)
     config = with_vocabulary(resolved, size)
-    if config == resolved.config:
+    if config == resolved.config and resolved.origins["vocab_size"] == "default":
         return resolved
     return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": origin})
 
@@ -252,9 +252,15 @@ def open_data(config: RunConfig) -> Dataset:
 
 def with_vocabulary(resolved: Resolved, size: int | None) -> RunConfig:
     """vocab_size: the user's, else the data's, which is `size`, else GPT-2's, rounded up as nanoGPT does."""
-    from onecard.config.resolve import PACKAGED_DEFAULT
     from onecard.config.schema import KEYS
 
-    if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
+    if not _takes_vocabulary(resolved):
         return resolved.config
     return resolved.config.replace({"vocab_size": size or KEYS["vocab_size"].default})
+
+
+def _takes_vocabulary(resolved: Resolved) -> bool:
+    """Whether the vocabulary is that of the data: nobody set another, and no weights have one."""
+    from onecard.config.resolve import PACKAGED_DEFAULT
+
+    return resolved.origins["vocab_size"] in ("default", PACKAGED_DEFAULT)

@@ -77,13 +77,16 @@ def _not_here(name: str) -> ConfigError:
     """The error for a name under which there is nothing on this machine."""
     meant = nearest(name, ("scratch", "resume", *OPENAI_WEIGHTS))
     if openai_weights(name) or name.count("/") == 1:
-        fix = f"onecard import {name} --download   (of GPT-2s and nanochats; or give the path of a ckpt.pt or of such a folder)"
+        fix = (
+            f"onecard import {name} --download   (GPT-2s and nanochats can be imported; or give the path of a ckpt.pt "
+            "or of such a folder)"
+        )
     else:
         fix = f"did you mean {meant} ?" if meant else "give the path of a ckpt.pt, of a Hugging Face folder or of a run"
     return ConfigError(
         f"the weights of {name} are not on this machine",
-        why=f"known by name: {', '.join(OPENAI_WEIGHTS)}; there is no such file or folder, and no model of that name in "
-        "Hugging Face's cache; nothing is downloaded unasked",
+        why=f"known by name: {', '.join(OPENAI_WEIGHTS)}; there is no such file or folder, and no model of that name "
+        "in Hugging Face's cache; nothing is downloaded unasked",
         fix=fix,
         name="weights-not-here",
     )

@@ -164,7 +164,7 @@ MISTAKES = [
     (["plan", "--vram", "8GiB", "--hours", "5", "--explain"], "two-questions", "FILE.py --explain --vram 8192MiB"),
     (["plan", "--hours", "5", "--write", "--fit"], "no-name", "--write NAME"),
     (["plan", "--eval_block_size=2048"], "keys-do-not-fit", "--eval_block_size="),
-    (["plan", "--gpu", "4070", "--hours", "5", "--vocab_size=65"], "no-loss-law", "without a budget"),
+    (["plan", "--gpu", "4070", "--hours", "5", "--vocab_size=65"], "no-loss-law", "--max_iters="),
     (["plan", "--gpu", "4070", "--fit", "--params", "60M", "--init_from=gpt2"], "params-of-weights", "--fit alone"),
     (["plan", "--gpu", "4070", "--fit", "--params", "900B"], "params-out-of-reach", "--params 3.78B"),
     (["plan", "--gpu", "4070", "--tokens", "0"], "bad-budget", "--tokens 10B"),

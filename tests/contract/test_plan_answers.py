@@ -66,6 +66,10 @@ def test_a_budget_reads_no_data_more_than_four_times(onecard: Command, checkout:
     for proposal in plan["proposals"]:
         assert proposal["tokens"] <= 4 * 5_000_000
     assert "data/mine has 5.00M tokens: they are read " in shown.stdout
+    assert shown.stdout.startswith(
+        "the data are too few for 48 h: data/mine has 5.00M tokens, and 4 epochs of that take "
+    )
+    assert plan["proposals"][0]["params"] <= 20_000_000, "the data teach a larger model nothing more"
     free = onecard("plan", *ON_A_4070, "--hours", "48").stdout
     assert "assumed: fineweb has at least that many tokens" in free
 
@@ -75,6 +79,7 @@ def test_data_that_is_too_small_for_any_run_is_the_reason_that_is_given(onecard:
     refused = onecard("plan", "-", *ON_A_4070, "--hours", "48", stdin=CONFIG, cwd=tmp_path / "here")
     assert refused.code == 1
     assert "more data: data/mine has 200,000 tokens" in refused.stdout
+    assert refused.stdout.startswith("the data are too few for 48 h: data/mine has 200,000 tokens")
 
 
 def test_no_run_that_does_not_fit_is_told_to_change_nothing(onecard: Command) -> None:
@@ -237,3 +242,40 @@ def test_a_plan_of_a_resume_says_where_there_is_nothing_to_resume(onecard: Comma
     assert "out/ckpt.pt is nanoGPT's, which keeps the shape in it" in theirs.stderr
     sized = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--fit", "--params", "10M")
     assert (sized.code, "[params-of-weights]" in sized.stderr) == (2, True)
+
+
+def described_data(folder: Path, *, train: int, vocab_size: int) -> None:
+    made_data(folder, train=train, val=20_000)
+    (folder / "meta.json").write_text(f'{{"schema": 1, "dtype": "uint16", "vocab_size": {vocab_size}}}')
+
+
+NOT_COVERED = [(256, "bytes"), (65, "characters"), (4096, "larger vocabularies")]
+
+
+@pytest.mark.parametrize(("vocab_size", "why"), NOT_COVERED)
+def test_no_loss_is_predicted_for_data_of_bytes_characters_or_small_vocabularies(
+    onecard: Command, work: Path, vocab_size: int, why: str
+) -> None:
+    described_data(work / "data" / "mine", train=5_000_000, vocab_size=vocab_size)
+    asked = ("plan", "--dataset=mine", *ON_A_4070)
+    for more in ([], ["--sensitivity"], ["--fit"], ["--fit", "--params", "30M"], ["--trainer", "nanogpt"]):
+        plan = onecard(*asked, *more, "--json").json
+        assert (plan["config"]["vocab_size"], plan["loss"]) == (vocab_size, None)
+        assert why in plan["why_no_loss"]
+    for budget in (["--hours", "48"], ["--hours", "48", "--trainer", "nanogpt"], ["--tokens", "4M"]):
+        refused = onecard(*asked, *budget)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert why in refused.stderr.splitlines()[1]
+        too_few = refused.stderr.startswith("error: the data are too few for 48 h: 4 epochs of data/mine are 20.00M")
+        assert too_few == ("48" in budget)
+    command = refused.stderr.rpartition("compare val losses: onecard ")[2].rpartition("   (")[0]
+    assert onecard(*shlex.split(command)).code == 0, command
+
+
+def test_a_name_that_says_characters_is_believed_where_the_data_is_not_here(onecard: Command) -> None:
+    for name in ("enwik8_char", "data/tiny-bytes", "my_characters"):
+        plan = onecard("plan", f"--dataset={name}", *ON_A_4070, "--json").json
+        assert f"(dataset={name})" in plan["why_no_loss"]
+        assert onecard("plan", f"--dataset={name}", *ON_A_4070, "--hours", "5").code == 2
+    for name in ("charity", "openwebtext"):
+        assert onecard("plan", f"--dataset={name}", "--batch_size=64", "--max_iters=99999", "--json").json["loss"]
