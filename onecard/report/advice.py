@@ -48,13 +48,13 @@ def _some_steps(loss: LossForecast) -> list[tuple[int, Range]]:
     return [way[0], way[len(way) // 2], way[-1]] if len(way) > 3 else way
 
 
-SHOWN_FIXES = 8  # without details
+SHOWN_FIXES = 7  # without details
 
 
 def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:
     """What to change, one line each: cures of the same run first, the cheapest first. With details how, to paste."""
     console.print()
-    fixes = plan.fixes if details else _most_useful(plan.fixes)
+    fixes = plan.fixes if details else most_useful(plan.fixes)
     width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", "", ""))))
     title = "what to change" + (" under onecard" if plan.nanogpt and plan.in_need == "onecard" else "")
     width = max(width, len(title))
@@ -68,7 +68,7 @@ def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:
             _print_how(fix, plan, console)
 
 
-def _most_useful(fixes: Sequence[Fix]) -> list[Fix]:
+def most_useful(fixes: Sequence[Fix]) -> list[Fix]:
     """The first few that help, and the evaluation settings that people try first, which save nothing."""
     savers = [fix for fix in fixes if fix.saves_bytes and (fix.same_run or fix.fits is not False)]
     return [*savers[: SHOWN_FIXES - 1], *(fix for fix in fixes if fix.name == "eval-iters")]

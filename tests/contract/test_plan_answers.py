@@ -279,3 +279,47 @@ def test_a_name_that_says_characters_is_believed_where_the_data_is_not_here(onec
         assert onecard("plan", f"--dataset={name}", *ON_A_4070, "--hours", "5").code == 2
     for name in ("charity", "openwebtext"):
         assert onecard("plan", f"--dataset={name}", "--batch_size=64", "--max_iters=99999", "--json").json["loss"]
+
+
+WIDE = (
+    "n_layer = 12\nn_head = 12\nn_embd = 576\nbatch_size = 8\ngradient_accumulation_steps = 64\ndropout = 0.1\n"
+    "dataset = 'fineweb'\nmax_iters = 5000\nlr_decay_iters = 5000\ndtype = 'float16'\n"
+)
+
+
+def test_the_first_line_of_the_config_that_died_says_that_it_does_not_fit_with_a_desktop(onecard: Command) -> None:
+    typed = ("plan", "-", *ON_A_4070, "--batch_size=16", "--gradient_accumulation_steps=32")
+    shown = onecard(*typed, stdin=WIDE).stdout
+    assert shown.startswith("nanoGPT  does not fit beside a desktop: needs 11,252 MiB, about 9,900 are free")
+    nanogpt = onecard(*typed, "--json", stdin=WIDE).json["trainers"]["nanogpt"]
+    assert (nanogpt["fits"], nanogpt["fits_with_desktop"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        (["--batch_size=16"], "; --gradient_accumulation_steps=32 keeps the 524,288 of CONFIG"),
+        (["--block_size=512"], "; --gradient_accumulation_steps=128 keeps the 524,288 of CONFIG"),
+        (["--batch_size=12"], "; --gradient_accumulation_steps=43 has 528,384, the nearest to the 524,288 of CONFIG"),
+        (["--batch_size=16", "--gradient_accumulation_steps=32"], ""),
+        (["--gradient_accumulation_steps=32"], ""),
+        (["--n_layer=6"], ""),
+    ],
+)
+def test_a_micro_batch_that_is_typed_says_which_accumulation_keeps_the_update(
+    onecard: Command, typed: list[str], kept: str
+) -> None:
+    shown = " ".join(onecard("plan", "-", *ON_A_4070, *typed, stdin=WIDE).stdout.split())
+    assert f"tokens{kept} run 5,000 updates" in shown
+
+
+def test_a_line_says_what_expandable_segments_would_save(onecard: Command) -> None:
+    said = "expandable_segments would save "
+    assert f"{said}570 MiB" in onecard("plan", "-", *ON_A_4070, stdin=WIDE).stdout
+    tight = onecard("plan", "-", *ON_A_4070, "--batch_size=16", stdin=WIDE).stdout
+    assert f"{said}nothing" in tight
+    assert said not in onecard("plan", *ON_A_4070).stdout, "12 MiB are not worth a line"
+    assert said not in onecard("plan", "-", *ON_A_4070, "--expandable_segments=True", stdin=WIDE).stdout
+    listed = onecard("plan", "-", *ON_A_4070, "--batch_size=16", "--compile=False", stdin=WIDE).stdout
+    assert "expandable segments in the allocator" in listed
+    assert said not in listed
