@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from onecard import units
 from onecard.config.hf_config import OPENAI_WEIGHTS, openai_weights
-from onecard.config.names import nearest
+from onecard.config.names import meant_by, nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
@@ -197,7 +197,7 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
     unknown = [key for key in given if key not in KEYS]
     if not unknown:
         return
-    meant = [f"{sign}{near}={given[key]}" for key in unknown if (near := nearest(key, KEYS))]
+    meant = [f"{sign}{near}" for key in unknown if (near := meant_by(key, given[key], KEYS))]
     are = "is not a config key" if len(unknown) == 1 else "are not config keys"
     raise ConfigError(
         f"{units.listed(sign + key for key in unknown)} {are}",

@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onecard.config.names import EPOCHS
 from onecard.errors import ConfigError, OnecardError
 from onecard.inputs.nearby import configs_near
 from onecard.inputs.text import THERE, read_text
@@ -36,6 +37,9 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
     """
     from onecard.config.resolve import resolve, resolve_mapping
 
+    if length := next((flag for flag in flags if flag[0] in EPOCHS), None):
+        others = [flag for flag in flags if flag[0] not in EPOCHS]
+        raise _told_in_epochs(*length, config_as_typed(config, others, otherwise=otherwise).config, data_places(config))
     if config is None:
         return with_pretrained_shape(resolve(None, flags=flags))
     if not isinstance(config, str):
@@ -51,6 +55,27 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
         text = _said_in_json(text, name)
     return with_pretrained_shape(
         resolve(text, filename=name, flags=flags, others=lambda: [quote(str(file)) for file in configs_near(path)])
+    )
+
+
+def _told_in_epochs(key: str, value: str, config: RunConfig, search: Sequence[Path]) -> ConfigError:
+    """The error for a length in epochs, with the updates that they are where the data's size is known."""
+    from onecard.inputs.data_sizes import sizes_of_data
+
+    size, source = (data := sizes_of_data(config, search)).train_tokens, data.source
+    try:
+        updates = max(1, round(float(value) * (size or 0) / config.tokens_per_step))
+    except (ValueError, OverflowError):
+        updates, size = 0, None
+    return ConfigError(
+        f"--{key} is not a config key",
+        why="the length of a run is in updates: max_iters"
+        + (f"; {source} has {size:,} tokens, and an update reads {config.tokens_per_step:,}" if size else ""),
+        fix=f"--max_iters={updates} --lr_decay_iters={updates}   ({value} epochs)"
+        if size
+        else f"--max_iters=N, which is epochs x the tokens of {config.dataset}, whose size is not known here, / "
+        f"{config.tokens_per_step:,}",
+        name="unknown-key",
     )
 
 

@@ -323,3 +323,17 @@ def test_a_line_says_what_expandable_segments_would_save(onecard: Command) -> No
     listed = onecard("plan", "-", *ON_A_4070, "--batch_size=16", "--compile=False", stdin=WIDE).stdout
     assert "expandable segments in the allocator" in listed
     assert said not in listed
+
+
+@pytest.mark.parametrize("key", ["epochs", "num_train_epochs"])
+def test_epochs_are_told_in_updates_where_the_size_of_the_data_is_known(onecard: Command, work: Path, key: str) -> None:
+    described_data(work / "data" / "mine", train=5_242_880, vocab_size=50_257)
+    refused = onecard("plan", "-", *ON_A_4070, f"--{key}=3", stdin=CONFIG)
+    assert (refused.code, "[unknown-key]" in refused.stderr) == (2, True)
+    assert "fix: --max_iters=30 --lr_decay_iters=30   (3 epochs)" in refused.stderr
+    absent = onecard("plan", "-", *ON_A_4070, f"--{key}=3", "--dataset=other", stdin=CONFIG).stderr
+    assert (
+        "fix: --max_iters=N, which is epochs x the tokens of other, whose size is not known here, / 524,288" in absent
+    )
+    for odd in ("x", "inf", "nan", "1e999", "-1"):
+        assert onecard("plan", "-", *ON_A_4070, f"--{key}={odd}", stdin=CONFIG).code == 2
