@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from onecard.data.extras import extra
 from onecard.data.tokenizers import Ids
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from onecard.data.extras import numpy as np
 
 END_OF_TEXT = "<|endoftext|>"
 # The end of a document in GPT-2, Llama 3, Llama 2, Gemma and BERT, in the order in which we look for them.

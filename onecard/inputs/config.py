@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -213,11 +212,15 @@ def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
     if dataset == EMBEDDED.name:  # it need not be built for a plan
         return EMBEDDED.name, EMBEDDED.vocab_size
     folder = find_data(dataset, search=search)
-    if folder and find_spec("numpy"):
-        from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
+    if folder:
+        from onecard.data.dataset import model_vocabulary, open_path
+        from onecard.data.indexed_splits import indexed_files
 
         with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
-            return str(folder), open_path(folder, name=dataset, environ=os.environ).model_vocab_size
+            size = model_vocabulary(folder)
+            if size is None and indexed_files(folder):  # whose own files may name a tokenizer
+                size = open_path(folder, name=dataset, environ=os.environ).model_vocab_size
+            return str(folder), size
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size
     return "default", None

@@ -237,7 +237,10 @@ def _data_lines(plan: Plan) -> Iterator[Line]:
     """The data of the run, where its size is known; where not, what is assumed."""
     data, config = plan.data, plan.config
     if data.problem:
-        yield "data", f"{data.problem}; onecard train will refuse it: onecard data info {data.source}"
+        refused = (
+            "" if "pip install" in data.problem else f"; onecard train will refuse it: onecard data info {data.source}"
+        )
+        yield "data", f"{data.problem}{refused}"
         return
     if data.train_tokens is None:
         if config.dataset != EMBEDDED.name:
