@@ -48,7 +48,7 @@ def _some_steps(loss: LossForecast) -> list[tuple[int, Range]]:
     return [way[0], way[len(way) // 2], way[-1]] if len(way) > 3 else way
 
 
-SHOWN_FIXES = 7  # without details
+SHOWN_FIXES = 8  # without details
 
 
 def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:

@@ -115,6 +115,8 @@ def _segments_lines(plan: Plan) -> Iterator[Line]:
     short = needs_room(plan)
     if fix in most_useful(plan.fixes) if short else fix is None or fix.saves_bytes < WORTH_SAYING:
         return  # the list of what to change has it, or it is not worth a line
+    if not plan.first.memory.fits:
+        return  # too much by more than the allocator loses, or a change that is listed
     saved = f"save {units.mib(fix.saves_bytes)}" if fix else "save nothing"
     yield "nanoGPT", f"expandable_segments would {saved}"
 
