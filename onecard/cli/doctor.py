@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.cli.plan import complete_card
-from onecard.errors import MachineError, UsageError
+from onecard.errors import UsageError
 from onecard.inputs.runs import cases_at, doctors_card, stated_config, stdin_once
 
 if TYPE_CHECKING:
@@ -143,26 +143,20 @@ def _needs_config(options: Options, flags: list[Flag], note: str) -> UsageError:
 def _sizes(options: Options) -> DataSizes:
     """Tokens in each split: as typed, else as the named data folder has them."""
     import os
-    from importlib.util import find_spec
 
     from onecard.doctor.case import DataSizes
 
     train, val = options.train_tokens, options.val_tokens
     if options.data is not None:
-        if find_spec("numpy") is None:
-            raise MachineError(
-                "--data needs numpy",
-                why="it opens the token files, and numpy is not installed",
-                fix="say the sizes instead: --train_tokens=N --val_tokens=N",
-                name="no-numpy",
-            )
         from onecard.data.dataset import open_dataset
-        from onecard.data.tokens import val_in_train
+        from onecard.data.folders import find_data
+        from onecard.inputs.data_sizes import sizes_at
 
-        dataset = open_dataset(options.data, environ=os.environ)
-        train, val = train or len(dataset.train), val or len(dataset.val)
-        same = val_in_train(dataset.train, dataset.val)
-        return DataSizes(train_tokens=train, val_tokens=val, source=str(dataset.path), val_in_train=same)
+        path = find_data(options.data)
+        sizes = sizes_at(path) if path else None
+        if sizes is None or not (sizes.train_tokens or sizes.val_tokens):  # the embedded data, or an error
+            sizes = sizes_at(open_dataset(options.data, environ=os.environ).path)
+        return replace(sizes, train_tokens=train or sizes.train_tokens, val_tokens=val or sizes.val_tokens)
     return DataSizes(train_tokens=train, val_tokens=val)
 
 

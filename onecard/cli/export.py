@@ -116,7 +116,7 @@ def export(
         )
     if number_type == "q8_0":
         _check_groups(run, config)
-    from onecard.train import hf_hub  # import torch only now, so that a missing run is reported at once
+    from onecard.inputs import hf_hub
     from onecard.train.interchange import read_run
 
     if push:

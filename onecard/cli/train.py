@@ -21,10 +21,9 @@ from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.cli.torchrun import as_one_of, tell
-from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
 from onecard.inputs.before_run import check_data, check_keys, config_of, torch_environment
-from onecard.inputs.config import config_named, open_data, with_vocabulary
+from onecard.inputs.config import config_named, folder_of, open_data, with_vocabulary
 from onecard.inputs.preflight import checked, larger_default, on_cpu, place_of_run, predicted
 from onecard.inputs.pretrained import check_vocabulary, pretrained, put
 from onecard.inputs.resume import (
@@ -111,14 +110,14 @@ def train(
         _check_same_run(Path(resume), flag_values(flags))
     resolved = None if resume else config_named(config, flags, otherwise=without_config())
     if resolved and resolved.config.init_from == "resume" and fit:
-        raise _ignored("init_from=resume", "--fit", _folder_of(resolved), flag_values(flags))
+        raise _ignored("init_from=resume", "--fit", folder_of(resolved), flag_values(flags))
 
     def go(processes: Joined | None) -> int:
         print_warnings(filter(None, [home_note(os.environ)]), console(stderr=True))
         if resolved is None:
             asked = flag_values(flags)
             return _go_on(Path(str(resume)), asked, {key: f"--{key}" for key in asked}, files, processes)
-        folder = _folder_of(resolved)
+        folder = folder_of(resolved)
         if resolved.config.init_from == "resume":
             print_warnings(resolved.warnings, console(stderr=True))
             return _go_on(folder, resolved.set_by_user, resolved.origins, files, processes)
@@ -170,7 +169,7 @@ def _begin(
     from onecard.report.messages import print_findings, print_warnings
     from onecard.runs.folder import create_run
 
-    path = _folder_of(resolved)
+    path = folder_of(resolved)
     resolved = replace(resolved, config=resolved.config.replace({"out_dir": str(path)}))  # as config.json will say
     check_keys(resolved.config)
     options = _options(files)
@@ -504,11 +503,3 @@ def _last_number(path: Path) -> int:
     from onecard.runs.folder import load_run
 
     return max((step.step for step in load_run(path).steps if math.isfinite(step.loss)), default=0)
-
-
-def _folder_of(resolved: Resolved) -> Path:
-    """nanoGPT's out_dir where it is set; otherwise runs/ and the config's name."""
-    if resolved.origins["out_dir"] != "default":
-        refuse_empty("out_dir", resolved.config.out_dir)  # of a config file; a flag was checked before
-        return Path(expanded(resolved.config.out_dir))
-    return Path("runs") / Path(resolved.source or "default").stem.replace(" ", "-")

@@ -8,6 +8,20 @@ from typing import Any
 
 from onecard.config.schema import RunConfig
 
+# the files of a model's folder; pytorch_model.bin is a pickle, of before safetensors
+CONFIG, WEIGHTS, SHARDS, PICKLED = (
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+)
+OPENAI = "openai-community"  # where the hub keeps OpenAI's weights
+OPENAI_WEIGHTS = {  # layers, heads and width, smallest first
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
 NO_BIAS = "onecard_bias"  # our mark for a GPT-2 without biases, false; transformers carries it along
 
 
@@ -72,6 +86,12 @@ _NANOCHAT = _Described(
     },
 )
 _MODELS = {"gpt2": _GPT2, "nanochat": _NANOCHAT}  # our names are transformers' model types
+
+
+def openai_weights(name: object) -> str | None:
+    """Which of OpenAI's weights a name means, as `gpt2` or `openai-community/gpt2`; None for other names."""
+    short = name.removeprefix(f"{OPENAI}/") if isinstance(name, str) else ""
+    return short if short in OPENAI_WEIGHTS else None
 
 
 def shape_of(hf_config: Mapping[str, Any]) -> dict[str, int | bool | str]:

@@ -9,7 +9,8 @@ from importlib import resources
 from pydantic import ValidationError
 
 from onecard import units
-from onecard.config.names import nearest
+from onecard.config.hf_config import OPENAI_WEIGHTS, openai_weights
+from onecard.config.names import meant_by, nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
@@ -22,14 +23,6 @@ from onecard.errors import ConfigError
 NEEDED_KEYS = frozenset({*PLANNED_KEYS, *keys_that_affect("tokens")})
 PACKAGED_DEFAULT = "packaged default"
 _OVER = ", over "  # between the origin of a value and that of the one it replaces
-
-# With init_from=gpt2-xl, nanoGPT takes the shape from OpenAI's weights, whatever the config says.
-_GPT2_LAYERS_HEADS_WIDTH = {
-    "gpt2": (12, 12, 768),
-    "gpt2-medium": (24, 16, 1024),
-    "gpt2-large": (36, 20, 1280),
-    "gpt2-xl": (48, 25, 1600),
-}
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,7 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
     unknown = [key for key in given if key not in KEYS]
     if not unknown:
         return
-    meant = [f"{sign}{near}={given[key]}" for key in unknown if (near := nearest(key, KEYS))]
+    meant = [f"{sign}{near}" for key in unknown if (near := meant_by(key, given[key], KEYS))]
     are = "is not a config key" if len(unknown) == 1 else "are not config keys"
     raise ConfigError(
         f"{units.listed(sign + key for key in unknown)} {are}",
@@ -278,12 +271,13 @@ def _idle(config: RunConfig, origins: Mapping[str, str], of_recipe: Mapping[str,
 
 
 def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list[str]:
-    """Overwrite the shape where the run starts from OpenAI's weights; warns of keys that then have no effect."""
+    """Overwrite the shape where the run starts from OpenAI's weights, whatever the config says, as nanoGPT does; warns
+    of keys that then have no effect."""
     name = values.get("init_from")
-    if not isinstance(name, str) or name not in _GPT2_LAYERS_HEADS_WIDTH:
+    if (weights := openai_weights(name)) is None:
         return []
     _check_model(values, origins, held="gpt2", by=f"init_from={name}")
-    n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[name]
+    n_layer, n_head, n_embd = OPENAI_WEIGHTS[weights]
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257}
     shape = {"model": "gpt2", **sizes, "bias": True}
     warnings = _set_in_vain(shape, values, origins, origin=f"init_from={name}")

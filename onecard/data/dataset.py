@@ -27,7 +27,7 @@ from onecard.data.hub import NAMED
 from onecard.data.indexed import indexed_file, is_indexed
 from onecard.data.indexed_splits import Splits, indexed_files, indexed_splits
 from onecard.data.manifest import bad_meta, read_meta, read_progress
-from onecard.data.nanogpt_meta import MAX_BYTES
+from onecard.data.nanogpt_meta import MAX_BYTES, NanogptMeta
 from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
 from onecard.data.stdlib import NAME as EMBEDDED
 from onecard.data.stdlib import build_stdlib
@@ -114,23 +114,9 @@ def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
             name="data-unfinished",
         )
     meta = read_meta(folder)
-    vocab_size = _number_in(meta, "vocab_size")
-    model_vocab_size = padded(vocab_size) if vocab_size else None
+    vocab_size, model_vocab_size, nanogpt = _vocabulary(folder, meta)
     tokenizer = kept_tokenizer(folder, meta, environ=environ)
-    if (folder / "meta.pkl").exists():
-        try:
-            nanogpt = read_nanogpt_meta(read_file(folder / "meta.pkl", most_bytes=MAX_BYTES))
-        except (OSError, ValueError) as problem:
-            raise cannot_read(folder / "meta.pkl", problem) or ConfigError(
-                f"{folder / 'meta.pkl'} cannot be used: {problem}",
-                why="onecard runs no code in it, so it may only hold plain numbers and texts, as nanoGPT's prepare.py "
-                "writes them; NumPy's numbers are not plain",
-                fix=f"run `python {folder}/prepare.py` again, with int(…) around a vocab_size of NumPy's; or move "
-                "the file elsewhere and set --vocab_size=N",
-                name="bad-meta",
-            ) from problem
-        vocab_size = vocab_size or nanogpt.vocab_size
-        model_vocab_size = nanogpt.vocab_size  # exactly this, as nanoGPT takes it
+    if nanogpt:
         tokenizer = tokenizer or (CharacterTokenizer(nanogpt.characters) if nanogpt.characters else None)
     stated = meta.get("dtype")
     if stated is not None and stated not in get_args(TokenType):
@@ -159,6 +145,31 @@ def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
         held_out=splits.held_out,
         tokenizer_name=splits.tokenizer,
     )
+
+
+def model_vocabulary(path: Path) -> int | None:
+    """The vocabulary of a model for the data at `path`, as far as meta.json or meta.pkl says; no token is read."""
+    folder = path.parent if path.is_file() else path
+    return _vocabulary(folder, read_meta(folder))[1]
+
+
+def _vocabulary(folder: Path, meta: Mapping[str, Any]) -> tuple[int | None, int | None, NanogptMeta | None]:
+    """(the vocabulary of the data, that of a model for it, nanoGPT's meta.pkl)."""
+    vocab_size = _number_in(meta, "vocab_size")
+    if not (folder / "meta.pkl").exists():
+        return vocab_size, padded(vocab_size) if vocab_size else None, None
+    try:
+        nanogpt = read_nanogpt_meta(read_file(folder / "meta.pkl", most_bytes=MAX_BYTES))
+    except (OSError, ValueError) as problem:
+        raise cannot_read(folder / "meta.pkl", problem) or ConfigError(
+            f"{folder / 'meta.pkl'} cannot be used: {problem}",
+            why="onecard runs no code in it, so it may only hold plain numbers and texts, as nanoGPT's prepare.py "
+            "writes them; NumPy's numbers are not plain",
+            fix=f"run `python {folder}/prepare.py` again, with int(…) around a vocab_size of NumPy's; or move "
+            "the file elsewhere and set --vocab_size=N",
+            name="bad-meta",
+        ) from problem
+    return vocab_size or nanogpt.vocab_size, nanogpt.vocab_size, nanogpt  # exactly this, as nanoGPT takes it
 
 
 def padded(vocab_size: int) -> int:

@@ -8,6 +8,16 @@ from typing import Any
 from onecard.errors import MachineError
 
 
+class _Numpy:
+    """NumPy, imported when it is first used: how large data is can be seen without it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(extra("numpy", purpose="reading tokens"), name)
+
+
+numpy = _Numpy()
+
+
 def extra(package: str, *, purpose: str, brought_by: str = "data") -> Any:
     """The module `package`, untyped; MachineError, naming the extra of ours that has it, if it is not installed."""
     try:

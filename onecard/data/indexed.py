@@ -17,17 +17,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from onecard.data.folders import DATATROVE, INDEX, MEGATRON, METADATA
 from onecard.data.tokens import TokenFile, TokenType, damaged, token_file, unreadable
 from onecard.errors import ConfigError
 from onecard.opening import cannot_read, open_file, read_file
 
-Ends = npt.NDArray[Any]  # where each document ends, in tokens, in rising order
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ends = npt.NDArray[Any]  # where each document ends, in tokens, in rising order
+else:
+    from onecard.data.extras import numpy as np
+
+    Ends = Any
+
 
 _LONGEST_METADATA_BYTES = 2**16
 _TYPES: dict[int, TokenType] = {2: "uint16", 4: "uint32"}  # by the bytes of a token

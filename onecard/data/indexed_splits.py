@@ -11,13 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from onecard.data.folders import DATATROVE, MEGATRON, SPLIT_FOLDERS
 from onecard.data.indexed import IndexedFile, indexed_file
 from onecard.data.split import share_of
 from onecard.data.tokens import TokenFile, TokenType, damaged
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from onecard.data.extras import numpy as np
 
 _NAMED = {
     split: re.compile(rf"(^|[/_.-]){names}([/_.-]|$)", re.IGNORECASE)

@@ -31,7 +31,7 @@ from onecard.data.shards import Layout, ShardWriter
 from onecard.data.sources import Source
 from onecard.data.split import SPLITS, val_threshold
 from onecard.data.tokenizer_files import kept_tokenizer
-from onecard.data.tokens import STORED, token_type
+from onecard.data.tokens import TOKEN_BYTES, token_type
 from onecard.data.unusable import unusable
 from onecard.data.watch import Watch
 from onecard.files import check_space, write_atomically
@@ -53,7 +53,7 @@ class Part:
         assert begun.tokenizer is not None
         self._dtype = token_type(begun.tokenizer["vocab_size"])
         more = max(0, (wanted or 0) - begun.tokens)
-        check_space(folder, needed_bytes=more * np.dtype(STORED[self._dtype]).itemsize)
+        check_space(folder, needed_bytes=more * TOKEN_BYTES[self._dtype])
         write_progress(folder, self.progress)
         with ExitStack() as opened:
             self._writers = {split: self._writer(split) for split in SPLITS}

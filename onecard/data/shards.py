@@ -17,14 +17,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-import numpy.typing as npt
-
-from onecard.data.tokens import HEADER_BYTES, STORED, TokenType, header
+from onecard.data.tokens import HEADER_BYTES, STORED, TOKEN_BYTES, TokenType, header
 from onecard.errors import ConfigError
 from onecard.files import free_name, sync_folder
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+else:
+    pass
 
 Format = Literal["onecard", "nanogpt", "llmc"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -62,7 +64,7 @@ class Layout:
 
     def size(self, tokens: int) -> int:
         """Bytes of a file with this many tokens."""
-        return self.first_byte + tokens * np.dtype(STORED[self.dtype]).itemsize
+        return self.first_byte + tokens * TOKEN_BYTES[self.dtype]
 
 
 class ShardWriter:

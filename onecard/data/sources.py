@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from onecard.config.names import nearest
+from onecard.config.names import nearest_file
 from onecard.data import stdlib
 from onecard.errors import ConfigError, OnecardError
 from onecard.opening import NotAFile, cannot_read, check_regular
@@ -124,7 +124,7 @@ def has_data_suffix(word: str) -> bool:
 def missing(words: Sequence[str]) -> ConfigError:
     """The error for a source that does not exist."""
     word = words[0]
-    near = nearest(Path(word).name, _neighbours(Path(word)))
+    near = nearest_file(Path(word).name, _neighbours(Path(word)))
     return ConfigError(
         f"there is no source {word[:200]}",
         why="there is no such file or folder; a dataset on the hub is owner/name, fineweb or fineweb-edu",

@@ -17,16 +17,19 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from onecard.config.known_data import EMBEDDED
 from onecard.data.tokens import write_tokens
 from onecard.errors import MachineError
 from onecard.files import sync_folder, writing
 from onecard.untrusted_json import read_object
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from onecard.data.extras import numpy as np
 
 NAME, VOCABULARY = EMBEDDED.name, EMBEDDED.vocab_size
 VAL_SHARE = 0.05

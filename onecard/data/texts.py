@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onecard.config.names import nearest
+from onecard.config.names import nearest_file
 from onecard.data.document import Bad
 from onecard.data.documents import read_documents
 from onecard.data.encode import document_text
@@ -52,7 +52,9 @@ def texts_at(named: str) -> Texts:
     files = local_files(named)
     if files is None:
         path = Path(named)
-        near = nearest(path.name, [child.name for child in path.parent.iterdir()]) if path.parent.is_dir() else None
+        near = (
+            nearest_file(path.name, [child.name for child in path.parent.iterdir()]) if path.parent.is_dir() else None
+        )
         raise ConfigError(
             f"there is no file {named[:200]}",
             why=f"it was looked for from the folder {Path.cwd().name}/",

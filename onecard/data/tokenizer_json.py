@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from onecard import units
 from onecard.data.extras import extra
 from onecard.data.tokenizers import Ids
 from onecard.errors import ConfigError, first_line
 from onecard.untrusted_json import BadJson, mapping, parsed
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from onecard.data.extras import numpy as np
 
 END_OF_TEXT = "<|endoftext|>"
 # The end of a document in GPT-2, Llama 3, Llama 2, Gemma and BERT, in the order in which we look for them.

@@ -13,9 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from onecard import units
 from onecard.data.extras import extra
 from onecard.data.home import homes
@@ -23,10 +20,19 @@ from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.opening import read_file
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids = npt.NDArray[np.uint32]
+else:
+    from onecard.data.extras import numpy as np
+
+    Ids = Any
+
+if TYPE_CHECKING:
     from onecard.data.tokens import Tokens
 
 MOST_BYTES = 256 * units.MIB  # of a tokenizer's file; the largest in use have some 30 MB
-Ids = npt.NDArray[np.uint32]
 
 
 class Tokenizer(Protocol):

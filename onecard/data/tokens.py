@@ -12,22 +12,30 @@ import errno
 import hashlib
 import mmap
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from onecard.errors import ConfigError, MachineError, OnecardError
 from onecard.opening import cannot_read, open_file
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.int64]
+else:
+    from onecard.data.extras import numpy as np
+
+    Array = Any
+
 TokenType = Literal["uint16", "uint32"]
-Array = npt.NDArray[np.int64]
 
 STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
+TOKEN_BYTES: dict[TokenType, int] = {"uint16": 2, "uint32": 4}
 HEADER_BYTES = 256 * 4
 _HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic, version
 FEWEST_TO_COMPARE = 256  # tokens: shorter splits may be the same by chance
@@ -51,7 +59,7 @@ class TokenFile:
 
     @property
     def token_bytes(self) -> int:
-        return np.dtype(STORED[self.dtype]).itemsize
+        return TOKEN_BYTES[self.dtype]
 
     @property
     def end_byte(self) -> int:
@@ -79,13 +87,13 @@ def token_file(path: Path, *, dtype: TokenType = "uint16", raw: bool = False) ->
     except OSError as problem:
         raise unreadable(path, problem) from problem
     if len(header) == HEADER_BYTES:
-        magic, version, count = (int(number) for number in np.frombuffer(header, "<i4", 3))
+        magic, version, count = struct.unpack_from("<3i", header)
         if stored := _HEADERS.get((magic, version)):
-            expected = HEADER_BYTES + count * np.dtype(STORED[stored]).itemsize
+            expected = HEADER_BYTES + count * TOKEN_BYTES[stored]
             if size != expected:
                 raise damaged(path, f"its header says {count:,} tokens, {expected:,} bytes, but it has {size:,}")
             return TokenFile(path, stored, HEADER_BYTES, count)
-    each = np.dtype(STORED[dtype]).itemsize
+    each = TOKEN_BYTES[dtype]
     if size % each:
         raise damaged(path, f"a token takes {each} bytes, so {size:,} bytes are not a whole number of tokens")
     return TokenFile(path, dtype, 0, size // each)

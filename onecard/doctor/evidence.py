@@ -13,7 +13,7 @@ from onecard.doctor.case import Case
 from onecard.findings import Finding, Sureness
 from onecard.plan.conditions import stated
 from onecard.plan.counts import count_params
-from onecard.plan.loss import SMALLEST_VOCABULARY, dataset_of
+from onecard.plan.loss import dataset_of, why_data_outside
 from onecard.runs.logged import Line, LogFormat, Message
 from onecard.runs.records import Checkpoint, Eval, Start, Step
 
@@ -247,7 +247,8 @@ def vocabulary(case: Case) -> int | None:
 def of_words(case: Case) -> bool:
     """Whether the tokens are BPE tokens, as far as known: the scaling law was fitted on those."""
     size = vocabulary(case)
-    return size is not None and size >= SMALLEST_VOCABULARY
+    config = known(case, "dataset")
+    return size is not None and not why_data_outside(size, config.dataset if config else "")
 
 
 def untrained_loss(case: Case) -> float | None:

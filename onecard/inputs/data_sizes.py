@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from onecard.plan.data import NO_SIZES, DataSizes
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
+    from onecard.data.indexed_splits import Splits
 
 
 def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
@@ -26,23 +26,14 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
         path = find_data(config.dataset, search=search)
     except OnecardError as problem:  # a plan does not need the data: `train` will refuse it
         return unless_machine_failed(problem, DataSizes(source=config.dataset, problem=problem.what))
-    if path and find_spec("numpy"):
-        from onecard.data.dataset import splits_at  # imports NumPy: only for data that is here
-        from onecard.data.tokens import Tokens, val_in_train
-
+    if path:
         try:
-            splits = splits_at(path)
-            train, val = (sum(file.count for file in files) for files in (splits.train, splits.val))
-            if train or val:
-                return DataSizes(
-                    train_tokens=train or None,
-                    val_tokens=val or None,
-                    source=str(path),
-                    val_in_train=val_in_train(Tokens(splits.train), Tokens(splits.val)) if train and val else None,
-                    held_out=splits.held_out,
-                )
+            if (sizes := sizes_at(path)) != DataSizes(source=str(path)):
+                return sizes
         except OnecardError as problem:  # a plan does not need the data: `train` will refuse it
-            return unless_machine_failed(problem, DataSizes(source=str(path), problem=problem.what))
+            needs = problem.name == "missing-package"  # NumPy, for the indexes of datatrove and Megatron
+            said = f"{problem.what}: {problem.fix}" if needs else problem.what
+            return unless_machine_failed(problem, DataSizes(source=str(path), problem=said))
         except (OSError, ValueError) as problem:
             unread = DataSizes(source=str(path), problem=f"{path} cannot be read: {problem}")
             return unless_machine_failed(problem, unread)
@@ -52,3 +43,30 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
     return DataSizes(
         train_tokens=known.train_tokens, val_tokens=known.val_tokens, source=f"nanoGPT's {known.name}", here=False
     )
+
+
+def sizes_at(path: Path) -> DataSizes:
+    """Tokens in each split of the data at a path."""
+    from onecard.data.dataset import splits_at
+
+    splits = splits_at(path)
+    train, val = (sum(file.count for file in files) for files in (splits.train, splits.val))
+    return DataSizes(
+        train_tokens=train or None,
+        val_tokens=val or None,
+        source=str(path),
+        val_in_train=_val_in_train(splits) if train and val else None,
+        held_out=splits.held_out,
+    )
+
+
+def _val_in_train(splits: Splits) -> str | None:
+    """How validation is part of training, in words; None without NumPy, which compares the tokens."""
+    from onecard.data.tokens import Tokens, val_in_train
+
+    try:
+        return val_in_train(Tokens(splits.train), Tokens(splits.val))
+    except OnecardError as problem:
+        if problem.name != "missing-package":
+            raise
+        return None

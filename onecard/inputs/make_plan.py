@@ -12,7 +12,7 @@ from onecard.inputs.config import Flags, Named, config_to_plan, data_places
 from onecard.inputs.data_sizes import sizes_of_data
 from onecard.inputs.ignored import cut_short, ignored
 from onecard.inputs.place import place_named
-from onecard.inputs.questions import budget_of
+from onecard.inputs.questions import MOST_TOKENS, budget_of
 from onecard.inputs.several_cards import cards_asked_for
 from onecard.inputs.text import THERE
 from onecard.plan.data import NO_SIZES, DataSizes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.plan.budget import Budget
     from onecard.plan.place import Place
-    from onecard.plan.plan import Plan
+    from onecard.plan.plan import Plan, Proposed
     from onecard.plan.several_cards import Asked
     from onecard.plan.speed.work import Trainers
 
@@ -93,7 +93,7 @@ def make_plan(
     With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
     desktop is left. Beside a budget nothing is fitted.
     """
-    from onecard.plan.answers import changes_of, fit_of, fixes_of, on_cards, proposed_for, without_recipe
+    from onecard.plan.answers import changes_of, fit_of, fixes_of, on_cards, without_recipe
     from onecard.plan.plan import plan_run
 
     _check_trainer(trainer)
@@ -110,12 +110,51 @@ def make_plan(
         plan,
         fixes=fixes_of(plan),
         fit=fit_of(plan, sized=params is not None) if fit and not budget else None,
-        proposed=proposed_for(plan, budget) if budget else None,
+        proposed=_proposed(plan, budget) if budget else None,
         sensitivity=changes_of(plan, several) if sensitivity else None,
         without_recipe=without_recipe(plan) if not budget else None,
         several_cards=on_cards(plan, several) if several else None,
     )
     return replace(plan, resolved=replace(plan.resolved, warnings=(*warnings, *cut_short(plan))))
+
+
+def _proposed(plan: Plan, budget: Budget) -> Proposed:
+    """What to train with a budget; where no law covers the data, UsageError with the length that it pays for."""
+    from onecard.plan.answers import proposed_for
+    from onecard.plan.data import MANY_EPOCHS
+    from onecard.plan.loss import why_data_outside
+    from onecard.report.command import plan_command
+
+    try:
+        return proposed_for(plan, budget)
+    except UsageError as problem:
+        speed, data = plan.trainers[plan.ours].speed, plan.data
+        outside = why_data_outside(plan.config.vocab_size, plan.config.dataset)
+        if problem.name != "no-loss-law" or not outside or speed is None or plan.config.eval_only:
+            raise
+        rate, hours = speed.tokens_per_second.likely, f"{(budget.seconds or 0) / 3600:g} h"
+        tokens = budget.within(data).tokens
+        if budget.seconds is not None:
+            tokens = min(round(budget.seconds * rate), tokens or MOST_TOKENS)
+        assert tokens, "a budget has a bound"
+        updates = max(1, tokens // plan.config.tokens_per_step)
+        again = plan_command(plan.resolved, plan.place, None, {"max_iters": updates, "lr_decay_iters": updates})
+        params = units.count(plan.params.total)
+        what, length = problem.what, f"what the budget pays for with the config's {params} parameters"
+        if data.train_tokens and tokens >= MANY_EPOCHS * data.train_tokens:
+            length = f"{MANY_EPOCHS} epochs"
+            if budget.seconds is not None:
+                what = (
+                    f"the data are too few for {hours}: {MANY_EPOCHS} epochs of {data.source} are "
+                    f"{units.count(tokens)} tokens, which the config's {params} parameters read in "
+                    f"{units.duration(tokens / rate)}"
+                )
+        raise UsageError(
+            what,
+            why=problem.why,
+            fix=f"choose the size yourself, and compare val losses: {again}   ({length})",
+            name=problem.name,
+        ) from problem
 
 
 def _check_trainer(trainer: str) -> None:
@@ -198,7 +237,7 @@ def _reshaped(resolved: Resolved, params: int, *, fit: bool) -> Resolved:
             fix="the same command with --fit",
             name="params-without-fit",
         )
-    if resolved.config.starts_pretrained:
+    if resolved.config.init_from != "scratch":
         raise UsageError(
             f"--params does not go with init_from={resolved.config.init_from}",
             why="a run that starts from trained weights keeps their shape",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 
-from onecard.config.names import nearest
+from onecard.config.names import nearest_file
 from onecard.errors import OnecardError
 from onecard.inputs.text import THERE, read_text
 
@@ -57,7 +57,7 @@ def _holds_config(file: Path) -> bool:
 def nearby_config(path: Path, *, otherwise: str) -> str:
     """What to type instead of a config that is not there: the one that was probably meant, or those nearby."""
     configs = configs_near(path)
-    meant = nearest(path.name, [file.name for file in configs])
+    meant = nearest_file(path.name, [file.name for file in configs])
     if meant:
         found = next(file for file in configs if file.name == meant)
         return f"did you mean {quote(str(found))} ?"

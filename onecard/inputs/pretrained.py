@@ -90,16 +90,10 @@ def _tokenizer_of(source: Path) -> Tokenizer | None:
 
 def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
     """(its path, the model): a file, a folder, or a name in Hugging Face's cache; from the hub only with `download`."""
-    from onecard.config.paths import expanded
-    from onecard.train import hf_hub
+    from onecard.inputs.hf_hub import place_of
     from onecard.train.interchange import read_snapshot
 
-    source = expanded(source)
-    path: Path | None = Path(source)
-    if not Path(source).exists() and not source.endswith((".pt", ".pth", ".bin")):  # those can only mean a file
-        path = hf_hub.download(source) if download else hf_hub.cached_folder(source)
-    if path is None:
-        raise hf_hub.not_cached(source)
+    path = place_of(source, download=download)
     return path, read_snapshot(path)
 
 

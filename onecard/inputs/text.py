@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import BinaryIO
 
-from onecard.config.names import nearest
+from onecard.config.names import nearest_file
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError
 from onecard.opening import cannot_read, open_file
@@ -74,5 +74,5 @@ def neighbour(path: Path, *, otherwise: str) -> str:
         known = sorted(found.name for found in path.parent.iterdir())
     except OSError:
         known = []
-    meant = nearest(path.name, known)
+    meant = nearest_file(path.name, known)
     return f"did you mean {quote(str(path.parent / meant))} ?" if meant else otherwise

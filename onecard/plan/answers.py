@@ -71,9 +71,9 @@ def proposed_for(plan: Plan, budget: Budget) -> Proposed:
     for room_bytes in sorted({plan.room_bytes, plan.available_bytes}):
         proposals = tuple(propose(base, plan.card, room_bytes, spent, trainer=plan.ours, asked=plan.typed))
         if proposals:
-            return Proposed(proposals=proposals, room_bytes=room_bytes)
+            return Proposed(proposals=proposals, budget=budget, room_bytes=room_bytes)
     enough = least_budget(base, plan.card, plan.available_bytes, spent, trainer=plan.ours, asked=plan.typed)
-    return Proposed(proposals=(), enough=enough)
+    return Proposed(proposals=(), budget=budget, enough=enough)
 
 
 def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:

@@ -35,6 +35,9 @@ WITHOUT_NANOGPT = (
     "the fast recipe trains another model: it can be exported to Hugging Face, where transformers has it as nanochat, "
     "and not to nanoGPT"
 )
+# Parameters beyond those for which the data, read once, are compute-optimal are worth less and less, as repeated tokens
+# are: at 1 + 5.31 times as many, two thirds of what they can be worth is reached (arXiv 2305.16264, appendix A).
+WORTH_OF_PARAMS = 1 + 5.31
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
 NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
@@ -47,14 +50,19 @@ class Budget:
     seconds: float | None = None
     tokens: int | None = None
     data_tokens: int | None = None  # what there is to read, None where nobody knows
+    most_params: float = math.inf  # above, a model has nothing more to learn from the data
 
     def within(self, data: DataSizes) -> Budget:
-        """The budget with no more tokens than a few epochs of the data."""
+        """The budget with no more tokens than a few epochs of the data, for models that the data are enough for."""
         if data.train_tokens is None:
             return self
         most = MANY_EPOCHS * data.train_tokens
-        tokens = most if self.tokens is None else min(most, self.tokens)
-        return replace(self, tokens=tokens, data_tokens=data.train_tokens)
+        return replace(
+            self,
+            tokens=most if self.tokens is None else min(most, self.tokens),
+            data_tokens=data.train_tokens,
+            most_params=WORTH_OF_PARAMS * optimal_params_for_tokens(data.train_tokens),
+        )
 
     def in_whole_steps(self, block_size: int) -> Budget:
         """The budget with its tokens rounded down to whole updates, of the size that suits so many tokens."""
@@ -108,8 +116,9 @@ def propose(
 def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]) -> list[Proposal]:
     """The best run from a base and one of a smaller model."""
     budget = _where_law_holds(budget.in_whole_steps(base.block_size), base)
-    models = _models(base)
-    if budget.seconds is None and budget.tokens is not None:
+    every = _models(base)
+    models = [model for model in every if count_params(model).total <= budget.most_params] or every[:1]
+    if budget.tokens is not None and (budget.seconds is None or len(models) == 1):  # the time chooses nothing
         best, name, why = _for_tokens(models, budget, means)
     else:
         best, name, why = _lowest(models, budget, means), LOWEST, "lowest predicted loss for the budget"

@@ -32,6 +32,8 @@ LAW_SOURCE = "the Chinchilla law, refitted (arXiv 2404.10102)"
 
 SMALLEST_VOCABULARY = 8192  # below this, no scaling law was fitted
 FEWEST_BYTE_PAIRS = 512  # below, tokens are characters or bytes
+BYTES = 256
+LETTERS = {"char", "chars", "character", "characters", "byte", "bytes"}  # words in the name of such data
 GPT2_SIZES = range(50257, 51201)  # GPT-2's own, and rounded up to a multiple of anything up to 1,024
 OTHER_TOKENIZER_SPREAD = 0.6  # nats: a token of 8,192 byte pairs is about four fifths as long as GPT-2's, and as costly
 # Token frequencies alone give 7.4 to 7.7 nats for GPT-2's tokenizer on English web text (0.69 ln V) and about 3.3 for
@@ -112,18 +114,30 @@ def why_no_forecast(config: RunConfig, data_tokens: int | None = None) -> str:
         return "the learning rate is zero in every update: nothing is learned"
     if config.starts_pretrained:
         return f"scaling laws cover runs from scratch; this one starts from init_from={config.init_from}"
-    if config.vocab_size < SMALLEST_VOCABULARY:
-        if config.vocab_size < FEWEST_BYTE_PAIRS:
-            return (
-                f"the scaling law was fitted on BPE tokens, this data has characters (vocab_size={config.vocab_size})"
-            )
-        return f"the scaling law was fitted on larger vocabularies than vocab_size={config.vocab_size}"
+    if why := why_data_outside(config.vocab_size, config.dataset):
+        return why
     if not is_gpt2_with_adamw(config):
         if config.vocab_size not in GPT2_SIZES:
             return f"the public runs of this recipe have GPT-2's vocabulary, not one of {config.vocab_size:,}"
         if dataset_of(config.dataset)[1] is UNKNOWN:
             return f"no public run of this recipe is on data like dataset={config.dataset}"
     return why_unknown_worth(config) or why_outside(config, data_tokens)
+
+
+def why_data_outside(vocab_size: int, dataset: str = "") -> str:
+    """Why the law does not cover data of a vocabulary, or of a name that says what its tokens are; empty where it does.
+
+    Whoever asks the law, or compares with its runs, asks this first.
+    """
+    name = dataset.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
+    letters = LETTERS.intersection(re.split(r"[^a-z]", name))
+    if vocab_size < FEWEST_BYTE_PAIRS or letters:
+        said = f"dataset={dataset}" if vocab_size >= FEWEST_BYTE_PAIRS else f"vocab_size={vocab_size}"
+        what = "bytes" if vocab_size == BYTES or letters & {"byte", "bytes"} else "characters"
+        return f"the scaling law was fitted on BPE tokens, this data has {what} ({said})"
+    if vocab_size < SMALLEST_VOCABULARY:
+        return f"the scaling law was fitted on larger vocabularies than vocab_size={vocab_size}"
+    return ""
 
 
 def params_of_law(config: RunConfig) -> int:

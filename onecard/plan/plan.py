@@ -33,6 +33,7 @@ from onecard.plan.several_cards import Asked, Cost, Pace
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 from onecard.plan.speed.work import Trainers
 
+MOST_OF = 0.5  # of the time: what a budget of hours is meant to be used for
 _, NANOGPT_VOCABULARY = GPT2_VOCABULARIES  # what its train.py builds unless the data's meta.pkl says otherwise
 
 
@@ -62,8 +63,18 @@ class Proposed:
     """What to train with a budget."""
 
     proposals: tuple[Proposal, ...]  # the best first; () where the budget is too small
+    budget: Budget  # as it was asked for
     room_bytes: int | None = None  # what they fit in
     enough: Budget | None = None  # where nothing can be proposed: the smallest budget for which something can
+
+    def too_few(self, data: DataSizes) -> bool:
+        """Whether the data, not the time, is what bounds these runs, and most of the time is left."""
+        seconds = self.budget.seconds
+        if seconds is None or data.train_tokens is None or self.budget.tokens is not None:
+            return False
+        if not self.proposals:
+            return self.enough is not None and self.enough.tokens is not None and self.enough.seconds == seconds
+        return all(each.seconds.likely < MOST_OF * seconds for each in self.proposals)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,9 @@ from onecard.plan.advice import Fix
 from onecard.plan.budget import FEWEST_STEPS
 from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
+from onecard.plan.data import MANY_EPOCHS
 from onecard.plan.fit import Fit
-from onecard.plan.loss import LossForecast
+from onecard.plan.loss import LossForecast, guessing
 from onecard.plan.plan import Plan
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
@@ -53,7 +54,7 @@ SHOWN_FIXES = 8  # without details
 def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:
     """What to change, one line each: cures of the same run first, the cheapest first. With details how, to paste."""
     console.print()
-    fixes = plan.fixes if details else _most_useful(plan.fixes)
+    fixes = plan.fixes if details else most_useful(plan.fixes)
     width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", "", ""))))
     title = "what to change" + (" under onecard" if plan.nanogpt and plan.in_need == "onecard" else "")
     width = max(width, len(title))
@@ -67,7 +68,7 @@ def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:
             _print_how(fix, plan, console)
 
 
-def _most_useful(fixes: Sequence[Fix]) -> list[Fix]:
+def most_useful(fixes: Sequence[Fix]) -> list[Fix]:
     """The first few that help, and the evaluation settings that people try first, which save nothing."""
     savers = [fix for fix in fixes if fix.saves_bytes and (fix.same_run or fix.fits is not False)]
     return [*savers[: SHOWN_FIXES - 1], *(fix for fix in fixes if fix.name == "eval-iters")]
@@ -151,9 +152,13 @@ def _shape(candidate: Candidate) -> str:
 def print_proposals(plan: Plan, console: Console) -> None:
     """What to train with the budget: the run to make and what to type, the others beside it, its config file."""
     proposals = plan.proposals
+    too_few = _too_few_words(plan)
     if not proposals:
-        console.print(Text(f"no run of at least {FEWEST_STEPS} updates fits this budget and card", style="bold red"))
+        refused = f"no run of at least {FEWEST_STEPS} updates fits this budget and card"
+        console.print(Text(too_few or refused, style="bold red"))
         return
+    if too_few:
+        console.print(Text(too_few, style="bold"))
     first = proposals[0]
     for line in _first_proposal(first, plan):
         if "onecard train" in line:  # a command stays in one piece to paste
@@ -174,7 +179,7 @@ def print_proposals(plan: Plan, console: Console) -> None:
             units.count(config.total_tokens),
             _hours(proposal.seconds),
             f"{proposal.process_bytes / units.MIB:,.0f}",
-            str(proposal.loss.final) if proposal.loss else "?",
+            _loss(proposal) or "?",
         )
     print_table(table, console)
     for proposal in proposals:
@@ -186,6 +191,22 @@ def print_proposals(plan: Plan, console: Console) -> None:
         console.print(Text.assemble(("nanoGPT", "bold"), f": {condition}"))
     console.print()
     console.print(config_text(first), markup=False, end="", soft_wrap=True)
+
+
+def _too_few_words(plan: Plan) -> str:
+    """That the data are too few for the hours, and what they are enough for; empty where they are not."""
+    proposed, data = plan.proposed, plan.data
+    if not proposed or proposed.budget.seconds is None or not proposed.too_few(data):
+        return ""
+    enough = (
+        f"{MANY_EPOCHS} epochs of that take {units.duration(proposed.proposals[0].seconds.likely)}"
+        if proposed.proposals
+        else f"{MANY_EPOCHS} epochs of that are less than {FEWEST_STEPS} updates"
+    )
+    size = units.count(data.train_tokens or 0)
+    return (
+        f"the data are too few for {proposed.budget.seconds / 3600:g} h: {data.source} has {size} tokens, and {enough}"
+    )
 
 
 def _lower_otherwise(first: Proposal, plan: Plan) -> str:
@@ -200,7 +221,7 @@ def _lower_otherwise(first: Proposal, plan: Plan) -> str:
 def _first_proposal(proposal: Proposal, plan: Plan) -> Iterator[str]:
     """The answer to "what should I train?" in four lines."""
     config = proposal.config
-    loss = f"; predicted loss {proposal.loss.final}" if proposal.loss else ""
+    loss = f"; predicted loss {reached}" if (reached := _loss(proposal)) else "; no loss predicted: too few tokens"
     yield (
         f"train {units.count(count_params(config).nanogpt)} parameters ({config.n_layer} layers, width "
         f"{config.n_embd}) on {units.count(config.total_tokens)} tokens{loss}{_lower_otherwise(proposal, plan)}"
@@ -219,6 +240,13 @@ def _first_proposal(proposal: Proposal, plan: Plan) -> Iterator[str]:
     else:
         yield f"assumed: {config.dataset} has at least that many tokens (its size is not known here)"
     yield f"to start: save the file below (--write FILE.py), then {PROGRAMS[proposal.trainer]} FILE.py"
+
+
+def _loss(proposal: Proposal) -> str:
+    """The predicted loss; empty where the law, which is of longer runs, says no more than guessing would."""
+    if proposal.loss is None or proposal.loss.final.likely >= guessing(proposal.config):
+        return ""
+    return str(proposal.loss.final)
 
 
 def _hours(seconds: Range) -> str:

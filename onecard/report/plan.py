@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from onecard.models.ways import shards
 from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.plan import Plan, TrainerPlan
-from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
+from onecard.report.advice import loss_lines, most_useful, print_fit, print_fixes, print_proposals
 from onecard.report.console import wrapped
 from onecard.report.memory import print_driver_figures, print_memory, print_parts, print_sensitivity
 from onecard.report.messages import print_findings
@@ -36,6 +37,7 @@ from onecard.report.tables import print_table
 if TYPE_CHECKING:
     from onecard.plan.nvidia_smi import DriverFigures
 
+WORTH_SAYING = 256 * units.MIB  # of memory, in a run that has room
 MORE = "more: --details (every fix with its command, sources), --explain (every key), --json"
 
 
@@ -50,7 +52,9 @@ def print_plan(
         plan = replace(plan.of_a_rank, fixes=())
     print_lines(summary_lines(plan, driver=driver), console)
     console.print()
-    print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
+    print_lines(
+        [*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan), *_segments_lines(plan)], console
+    )
     if plan.nanogpt and (condition := vocabulary_condition(plan.nanogpt.told_vocabulary)):
         print_lines([("nanoGPT", condition)], console)
     narrower = (
@@ -82,6 +86,39 @@ def print_plan(
     if not details:
         console.print()
         console.print(Text(MORE, style="dim"))
+
+
+def _keeping_the_update(plan: Plan) -> str:
+    """What keeps the tokens of an update where a micro-batch or context was typed without it; empty elsewhere."""
+    config, resolved, accumulation = plan.config, plan.resolved, "gradient_accumulation_steps"
+    sizes = ("batch_size", "block_size", accumulation)
+    if accumulation in plan.typed or not {*sizes} & plan.typed.keys() or config.init_from == "resume":
+        return ""
+    before = {
+        key: resolved.overridden.get(key, KEYS[key].default if key in plan.typed else getattr(config, key))
+        for key in sizes
+    }
+    tokens = prod(value for value in before.values() if isinstance(value, int))
+    steps = max(1, round(tokens / (config.batch_size * config.block_size)))
+    if tokens == config.tokens_per_step or steps == config.gradient_accumulation_steps:
+        return ""
+    reached = steps * config.batch_size * config.block_size
+    kept = f"keeps the {tokens:,}" if reached == tokens else f"has {reached:,}, the nearest to the {tokens:,}"
+    return f"; --{accumulation}={steps} {kept} of {plan.source or 'the default'}"
+
+
+def _segments_lines(plan: Plan) -> Iterator[Line]:
+    """What expandable segments would save under nanoGPT, which has them only if its environment asks for them."""
+    if plan.card is None or plan.in_need != "nanogpt" or plan.expandable_segments:
+        return
+    fix = next((fix for fix in plan.fixes if fix.name == "expandable-segments"), None)
+    short = needs_room(plan)
+    if fix in most_useful(plan.fixes) if short else fix is None or fix.saves_bytes < WORTH_SAYING:
+        return  # the list of what to change has it, or it is not worth a line
+    if not plan.first.memory.fits:
+        return  # too much by more than the allocator loses, or a change that is listed
+    saved = f"save {units.mib(fix.saves_bytes)}" if fix else "save nothing"
+    yield "nanoGPT", f"expandable_segments would {saved}"
 
 
 def print_lines(lines: Iterable[Line], console: Console) -> None:
@@ -126,7 +163,7 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
         "update",
         f"{units.things(config.batch_size, 'sequence')} x "
         f"{config.gradient_accumulation_steps:,} micro-batch{'es' if config.gradient_accumulation_steps > 1 else ''} x "
-        f"{units.things(config.block_size, 'token')} = {config.tokens_per_step:,} tokens",
+        f"{units.things(config.block_size, 'token')} = {config.tokens_per_step:,} tokens{_keeping_the_update(plan)}",
     )
     yield (
         "run",
@@ -206,7 +243,10 @@ def _data_lines(plan: Plan) -> Iterator[Line]:
     """The data of the run, where its size is known; where not, what is assumed."""
     data, config = plan.data, plan.config
     if data.problem:
-        yield "data", f"{data.problem}; onecard train will refuse it: onecard data info {data.source}"
+        refused = (
+            "" if "pip install" in data.problem else f"; onecard train will refuse it: onecard data info {data.source}"
+        )
+        yield "data", f"{data.problem}{refused}"
         return
     if data.train_tokens is None:
         if config.dataset != EMBEDDED.name:

@@ -15,7 +15,6 @@ from onecard.plan.advice import Fix
 from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.memory.predict import PROCESS, Memory
-from onecard.plan.place import DESKTOP_BYTES
 from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, SeveralCards, TrainerPlan, WithoutRecipe
 from onecard.plan.speed import Speed, TrainerName
 from onecard.report.command import changed_command, plan_command, start_command, start_on_cards
@@ -63,10 +62,10 @@ def verdict(planned: TrainerPlan, plan: Plan) -> str:
     if not memory.fits:
         return _not_fitting(memory, available, of)
     if planned.fits_with_desktop is False:
-        spare = max(0, plan.place.available_bytes - memory.process_bytes)
+        room = round(max(0, plan.room_bytes or 0) / units.MIB, -2)
         return (
-            f"fits only if other programs hold less than {units.mib(spare)} (desktop: "
-            f"{DESKTOP_BYTES / units.MIB:,.0f}): needs {of.removesuffix(' MiB')}"
+            f"does not fit beside a desktop: needs {needed}, about {room:,.0f} are free (without one "
+            f"{available / units.MIB:,.0f})"
         )
     if memory.tight:
         return f"fits, barely: {of}, and only because the allocator gives its cache back at the limit"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from onecard import units
-from onecard.config.hf_config import NO_BIAS, hf_config_of, shape_of
+from onecard.config.hf_config import CONFIG, NO_BIAS, PICKLED, SHARDS, WEIGHTS, hf_config_of, shape_of
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
 from onecard.files import allow_readers, sync_file, write_durably
@@ -24,13 +24,7 @@ from onecard.train.hf_weights import BUFFERS, from_hf, to_hf
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, load_tensors, not_a_model
 from onecard.untrusted_json import BadJson, field, mapping_of, read_object, text
 
-CONFIG, GENERATION, WEIGHTS, SHARDS, PICKLED = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-)
+GENERATION = "generation_config.json"
 _LONGEST_INDEX_BYTES = 4 * units.MIB  # GPT-2 XL has 580 tensors, some 60 KB
 
 

@@ -106,11 +106,12 @@ def _plan(asked: dict[str, str], config: Source | None) -> Plan:
 
 def _refuse_paths(key: str, value: str) -> None:
     """UsageError for a key whose value would make a plan read a file that the page names."""
+    from onecard.config.hf_config import openai_weights
     from onecard.config.schema import KEYS
 
     if key not in KEYS or "path" not in KEYS[key].kind:
         return
-    own_weights = key == "init_from" and value not in ("scratch", "resume") and not value.startswith("gpt2")
+    own_weights = key == "init_from" and value not in ("scratch", "resume") and not openai_weights(value)
     if own_weights or any(mark in value for mark in PATH_MARKS):
         raise UsageError(
             f"{key} takes a plain name here",

@@ -164,7 +164,7 @@ MISTAKES = [
     (["plan", "--vram", "8GiB", "--hours", "5", "--explain"], "two-questions", "FILE.py --explain --vram 8192MiB"),
     (["plan", "--hours", "5", "--write", "--fit"], "no-name", "--write NAME"),
     (["plan", "--eval_block_size=2048"], "keys-do-not-fit", "--eval_block_size="),
-    (["plan", "--gpu", "4070", "--hours", "5", "--vocab_size=65"], "no-loss-law", "without a budget"),
+    (["plan", "--gpu", "4070", "--hours", "5", "--vocab_size=65"], "no-loss-law", "--max_iters="),
     (["plan", "--gpu", "4070", "--fit", "--params", "60M", "--init_from=gpt2"], "params-of-weights", "--fit alone"),
     (["plan", "--gpu", "4070", "--fit", "--params", "900B"], "params-out-of-reach", "--params 3.78B"),
     (["plan", "--gpu", "4070", "--tokens", "0"], "bad-budget", "--tokens 10B"),
@@ -658,14 +658,28 @@ def test_the_data_of_the_configs_own_checkout_is_found_from_elsewhere(
     assert Path(planned["origins"]["vocab_size"]).name == "letters"
 
 
-def test_a_plan_without_data_does_not_import_numpy(cold_onecard: Command, tmp_path: Path) -> None:
-    (tmp_path / "no_torch" / "numpy.py").write_text(
-        "raise ImportError('numpy was imported for data that is not here')\n"
-    )
+def test_sizes_and_vocabularies_of_data_are_seen_without_numpy(cold_onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "no_torch" / "numpy.py").write_text("raise ImportError('numpy is not installed')\n")
     for text in ("dataset = 'fineweb'", "dataset = 'shakespeare_char'", "dataset = 'python-stdlib'"):
         assert cold_onecard("plan", "-", "--json", "--gpu", "4070", stdin=text).code == 0
-    data_folder(tmp_path / "work" / "data" / "letters", 71)
-    assert "numpy was imported" in cold_onecard("plan", "-", stdin="dataset = 'letters'").stderr  # so the trap works
+    folder = tmp_path / "work" / "data" / "letters"
+    data_folder(folder, 71)
+    for split, tokens in (("train", 50_000), ("val", 4_000)):
+        (folder / f"{split}.bin").write_bytes(bytes(2 * tokens))
+    text = "dataset = 'letters'\nmax_iters = 3000\n"
+    plan = cold_onecard("plan", "-", "--json", "--gpu", "4070", stdin=text).json
+    assert plan["config"]["vocab_size"] == 71
+    assert (plan["data"]["train_tokens"], plan["data"]["val_tokens"]) == (50_000, 4_000)
+    assert {"val-set-tiny", "too-many-epochs"} <= {finding["rule"] for finding in plan["findings"]}
+    refused = cold_onecard("plan", "-", "--hours", "48", "--gpu", "4070", stdin=text)
+    assert refused.stderr.startswith(
+        "error: the data are too few for 48 h: 4 epochs of data/letters are 200,000 tokens"
+    )
+    (tmp_path / "work" / "log.txt").write_text("step 0: train loss 4.3, val loss 4.3\niter 0: loss 4.3, time 9.0ms\n")
+    doctor = cold_onecard("doctor", "log.txt", "--data", "data/letters", "--json")
+    assert doctor.code in (0, 1), doctor.stderr
+    (folder / "meta.json").write_text('{"schema": 1, "vocab_size": 71, "train": [{"file": "train.bin", "tokens": 7}]}')
+    assert "has 50,000 tokens, but meta.json says 7" in cold_onecard("plan", "-", "--gpu", "4070", stdin=text).stdout
 
 
 def test_data_that_are_not_here_are_taken_to_be_gpt2s(onecard: Command) -> None:

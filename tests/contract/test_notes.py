@@ -184,7 +184,7 @@ def test_a_plan_is_short_and_opens_with_the_answer(onecard: Command, case: str) 
 def test_the_config_that_died_is_no_plain_yes(onecard: Command) -> None:
     first = lines_of(onecard, NOTE_002, "--gpu", "RTX 4070")[0]
     assert first == (
-        "nanoGPT  fits only if other programs hold less than 919 MiB (desktop: 2,048): needs 11,052 of 11,971"
+        "nanoGPT  does not fit beside a desktop: needs 11,052 MiB, about 9,900 are free (without one 11,971)"
     )
     plan = asked(onecard, NOTE_002, "--gpu", "RTX 4070")
     assert (nanogpt(plan)["fits"], nanogpt(plan)["fits_with_desktop"]) == (True, False)

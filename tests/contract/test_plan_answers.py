@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onecard.config.schema import RunConfig
 from onecard.inputs.place import place_named
 from onecard.plan.place import DESKTOP_BYTES
+from onecard.runs.folder import create_run
 from tests.contract.conftest import Command
 from tests.fake_nvml import fake_nvml
 
@@ -64,6 +66,10 @@ def test_a_budget_reads_no_data_more_than_four_times(onecard: Command, checkout:
     for proposal in plan["proposals"]:
         assert proposal["tokens"] <= 4 * 5_000_000
     assert "data/mine has 5.00M tokens: they are read " in shown.stdout
+    assert shown.stdout.startswith(
+        "the data are too few for 48 h: data/mine has 5.00M tokens, and 4 epochs of that take "
+    )
+    assert plan["proposals"][0]["params"] <= 20_000_000, "the data teach a larger model nothing more"
     free = onecard("plan", *ON_A_4070, "--hours", "48").stdout
     assert "assumed: fineweb has at least that many tokens" in free
 
@@ -73,6 +79,7 @@ def test_data_that_is_too_small_for_any_run_is_the_reason_that_is_given(onecard:
     refused = onecard("plan", "-", *ON_A_4070, "--hours", "48", stdin=CONFIG, cwd=tmp_path / "here")
     assert refused.code == 1
     assert "more data: data/mine has 200,000 tokens" in refused.stdout
+    assert refused.stdout.startswith("the data are too few for 48 h: data/mine has 200,000 tokens")
 
 
 def test_no_run_that_does_not_fit_is_told_to_change_nothing(onecard: Command) -> None:
@@ -178,3 +185,155 @@ def test_what_a_plan_of_several_cards_says_to_type_fits_as_it_said(onecard: Comm
         change["tokens_per_second"],
     )
     assert cards["command"].startswith("torchrun --nproc_per_node=2 -m onecard train")
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "HuggingFaceTB/SmolLM2-135M", "distilgpt2", "nosuchfolder", "out/ckpt.pt"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["typed", "in a file"])
+def test_weights_of_an_unknown_shape_are_refused_and_not_planned_as_another_model(
+    onecard: Command, name: str, in_file: bool
+) -> None:
+    text = f"{CONFIG}n_layer = 12\n" + (f"init_from = {name!r}\n" if in_file else "")
+    refused = onecard("plan", "-", *ON_A_4070, *([] if in_file else [f"--init_from={name}"]), stdin=text)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 3
+    assert name in refused.stderr
+    assert name.endswith(".pt") or "known by name: gpt2, gpt2-medium, gpt2-large, gpt2-xl" in refused.stderr
+    assert ("did you mean gpt2 ?" in refused.stderr) == (name == "gpt-2")
+
+
+def test_openais_weights_are_known_by_the_hubs_name_too(onecard: Command) -> None:
+    for short, params in (("gpt2", 124_439_808), ("gpt2-medium", 354_823_168)):
+        plan = onecard("plan", *ON_A_4070, "--json", "--block_size=1024", f"--init_from=openai-community/{short}").json
+        assert plan["params"]["total"] == params
+
+
+def test_a_checkpoint_whose_shape_only_torch_can_read_is_not_planned(onecard: Command, work: Path) -> None:
+    (work / "out").mkdir()
+    (work / "out" / "ckpt.pt").write_bytes(b"PK")
+    for name in ("out", "out/ckpt.pt"):
+        refused = onecard("plan", *ON_A_4070, f"--init_from={name}")
+        assert (refused.code, "[shape-not-known]" in refused.stderr) == (2, True)
+        assert f"onecard import {name} --out_dir=DIR" in refused.stderr
+
+
+def a_run(folder: Path) -> None:
+    keys = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 256, "out_dir": folder.name}
+    create_run(folder, config=RunConfig().replace(keys).model_dump()).close()
+
+
+def test_a_plan_of_a_resume_refuses_what_train_would(onecard: Command, work: Path) -> None:
+    a_run(work / "r")
+    for source in ([], ["r"]):
+        refused = onecard("plan", *source, *ON_A_4070, "--init_from=resume", "--out_dir=r", "--n_embd=768")
+        assert (refused.code, refused.stdout) == (2, "")
+        assert "a resumed run cannot change n_embd=768 (was 64)" in refused.stderr
+    plan = onecard("plan", *ON_A_4070, "--json", "--init_from=resume", "--out_dir=r", "--max_iters=9000").json
+    assert (plan["config"]["n_embd"], plan["config"]["n_layer"], plan["config"]["max_iters"]) == (64, 2, 9000)
+    shown = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=r", "--max_iters=9000").stdout
+    assert "type     onecard train --out_dir=r --init_from=resume --max_iters=9000" in shown
+
+
+def test_a_plan_of_a_resume_says_where_there_is_nothing_to_resume(onecard: Command, work: Path) -> None:
+    absent = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--n_embd=768")
+    assert "there is no run in out, and train will refuse to resume it" in absent.stderr
+    (work / "out").mkdir()
+    (work / "out" / "ckpt.pt").write_bytes(b"PK")
+    theirs = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--n_embd=768")
+    assert "out/ckpt.pt is nanoGPT's, which keeps the shape in it" in theirs.stderr
+    sized = onecard("plan", *ON_A_4070, "--init_from=resume", "--out_dir=out", "--fit", "--params", "10M")
+    assert (sized.code, "[params-of-weights]" in sized.stderr) == (2, True)
+
+
+def described_data(folder: Path, *, train: int, vocab_size: int) -> None:
+    made_data(folder, train=train, val=20_000)
+    (folder / "meta.json").write_text(f'{{"schema": 1, "dtype": "uint16", "vocab_size": {vocab_size}}}')
+
+
+NOT_COVERED = [(256, "bytes"), (65, "characters"), (4096, "larger vocabularies")]
+
+
+@pytest.mark.parametrize(("vocab_size", "why"), NOT_COVERED)
+def test_no_loss_is_predicted_for_data_of_bytes_characters_or_small_vocabularies(
+    onecard: Command, work: Path, vocab_size: int, why: str
+) -> None:
+    described_data(work / "data" / "mine", train=5_000_000, vocab_size=vocab_size)
+    asked = ("plan", "--dataset=mine", *ON_A_4070)
+    for more in ([], ["--sensitivity"], ["--fit"], ["--fit", "--params", "30M"], ["--trainer", "nanogpt"]):
+        plan = onecard(*asked, *more, "--json").json
+        assert (plan["config"]["vocab_size"], plan["loss"]) == (vocab_size, None)
+        assert why in plan["why_no_loss"]
+    for budget in (["--hours", "48"], ["--hours", "48", "--trainer", "nanogpt"], ["--tokens", "4M"]):
+        refused = onecard(*asked, *budget)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert why in refused.stderr.splitlines()[1]
+        too_few = refused.stderr.startswith("error: the data are too few for 48 h: 4 epochs of data/mine are 20.00M")
+        assert too_few == ("48" in budget)
+    command = refused.stderr.rpartition("compare val losses: onecard ")[2].rpartition("   (")[0]
+    assert onecard(*shlex.split(command)).code == 0, command
+
+
+def test_a_name_that_says_characters_is_believed_where_the_data_is_not_here(onecard: Command) -> None:
+    for name in ("enwik8_char", "data/tiny-bytes", "my_characters"):
+        plan = onecard("plan", f"--dataset={name}", *ON_A_4070, "--json").json
+        assert f"(dataset={name})" in plan["why_no_loss"]
+        assert onecard("plan", f"--dataset={name}", *ON_A_4070, "--hours", "5").code == 2
+    for name in ("charity", "openwebtext"):
+        assert onecard("plan", f"--dataset={name}", "--batch_size=64", "--max_iters=99999", "--json").json["loss"]
+
+
+WIDE = (
+    "n_layer = 12\nn_head = 12\nn_embd = 576\nbatch_size = 8\ngradient_accumulation_steps = 64\ndropout = 0.1\n"
+    "dataset = 'fineweb'\nmax_iters = 5000\nlr_decay_iters = 5000\ndtype = 'float16'\n"
+)
+
+
+def test_the_first_line_of_the_config_that_died_says_that_it_does_not_fit_with_a_desktop(onecard: Command) -> None:
+    typed = ("plan", "-", *ON_A_4070, "--batch_size=16", "--gradient_accumulation_steps=32")
+    shown = onecard(*typed, stdin=WIDE).stdout
+    assert shown.startswith("nanoGPT  does not fit beside a desktop: needs 11,252 MiB, about 9,900 are free")
+    nanogpt = onecard(*typed, "--json", stdin=WIDE).json["trainers"]["nanogpt"]
+    assert (nanogpt["fits"], nanogpt["fits_with_desktop"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        (["--batch_size=16"], "; --gradient_accumulation_steps=32 keeps the 524,288 of CONFIG"),
+        (["--block_size=512"], "; --gradient_accumulation_steps=128 keeps the 524,288 of CONFIG"),
+        (["--batch_size=12"], "; --gradient_accumulation_steps=43 has 528,384, the nearest to the 524,288 of CONFIG"),
+        (["--batch_size=16", "--gradient_accumulation_steps=32"], ""),
+        (["--gradient_accumulation_steps=32"], ""),
+        (["--n_layer=6"], ""),
+    ],
+)
+def test_a_micro_batch_that_is_typed_says_which_accumulation_keeps_the_update(
+    onecard: Command, typed: list[str], kept: str
+) -> None:
+    shown = " ".join(onecard("plan", "-", *ON_A_4070, *typed, stdin=WIDE).stdout.split())
+    assert f"tokens{kept} run 5,000 updates" in shown
+
+
+def test_a_line_says_what_expandable_segments_would_save(onecard: Command) -> None:
+    said = "expandable_segments would save "
+    assert f"{said}570 MiB" in onecard("plan", "-", *ON_A_4070, stdin=WIDE).stdout
+    tight = onecard("plan", "-", *ON_A_4070, "--batch_size=16", stdin=WIDE).stdout
+    assert f"{said}nothing" in tight
+    assert said not in onecard("plan", *ON_A_4070).stdout, "12 MiB are not worth a line"
+    assert said not in onecard("plan", "-", *ON_A_4070, "--expandable_segments=True", stdin=WIDE).stdout
+    listed = onecard("plan", "-", *ON_A_4070, "--batch_size=16", "--compile=False", stdin=WIDE).stdout
+    assert "expandable segments in the allocator" in listed
+    assert said not in listed
+
+
+@pytest.mark.parametrize("key", ["epochs", "num_train_epochs"])
+def test_epochs_are_told_in_updates_where_the_size_of_the_data_is_known(onecard: Command, work: Path, key: str) -> None:
+    described_data(work / "data" / "mine", train=5_242_880, vocab_size=50_257)
+    refused = onecard("plan", "-", *ON_A_4070, f"--{key}=3", stdin=CONFIG)
+    assert (refused.code, "[unknown-key]" in refused.stderr) == (2, True)
+    assert "fix: --max_iters=30 --lr_decay_iters=30   (3 epochs)" in refused.stderr
+    absent = onecard("plan", "-", *ON_A_4070, f"--{key}=3", "--dataset=other", stdin=CONFIG).stderr
+    assert (
+        "fix: --max_iters=N, which is epochs x the tokens of other, whose size is not known here, / 524,288" in absent
+    )
+    for odd in ("x", "inf", "nan", "1e999", "-1"):
+        assert onecard("plan", "-", *ON_A_4070, f"--{key}={odd}", stdin=CONFIG).code == 2

@@ -25,10 +25,11 @@ from safetensors.torch import load_file  # noqa: E402
 from onecard.cli.main import run  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.files import HALF_WRITTEN  # noqa: E402
+from onecard.inputs import hf_hub  # noqa: E402
 from onecard.runs.checkpoint_state import MODEL, OPTIMIZER, STATE  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
-from onecard.train import checkpoint_files, hf_hub  # noqa: E402
+from onecard.train import checkpoint_files  # noqa: E402
 from onecard.train.interchange import read_run, read_snapshot  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from tests.loopback_models import ModelHub, serving  # noqa: E402

@@ -23,7 +23,6 @@ from onecard.doctor.needs import PARAMETERS, TOKENS_PER_UPDATE, needs, needs_set
 from onecard.doctor.rules.shape import params_mismatch
 from onecard.findings import Finding
 from onecard.plan import recipe
-from onecard.plan.loss import SMALLEST_VOCABULARY
 
 TARGET_TOKENS = recipe.USUAL_TOKENS_PER_STEP
 SMALL_TOKENS = 131_072
@@ -85,7 +84,7 @@ def accumulation_for_target(case: Case, config: RunConfig) -> Iterator[Finding]:
     When it is wrong: when another batch is meant. Character and byte models, which are small, are not checked, nor runs
     too short for such updates (few-large-updates).
     """
-    if (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY or any(few_large_updates(case)):
+    if (vocabulary(case) and not of_words(case)) or any(few_large_updates(case)):
         return
     batch_size, because = config.batch_size, ""
     for finding in params_mismatch(case):

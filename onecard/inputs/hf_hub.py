@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from onecard.config.hf_config import CONFIG, OPENAI, OPENAI_WEIGHTS, PICKLED, SHARDS, WEIGHTS, openai_weights
 from onecard.config.names import nearest
+from onecard.config.paths import expanded
 from onecard.data.extras import extra
 from onecard.errors import ConfigError, MachineError, first_line
-from onecard.train.hf_folder import CONFIG, PICKLED, SHARDS, WEIGHTS
+from onecard.inputs.text import neighbour
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
-OPENAI = "openai-community"  # where the hub keeps OpenAI's weights
-OPENAI_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
+
+def place_of(name: str, *, download: bool = False) -> Path:
+    """Where the model is that a user names: a file or folder, or its folder in Hugging Face's cache.
+
+    From the hub only with `download`; ConfigError where there is nothing of that name.
+    """
+    path = Path(expanded(name))
+    if os.path.exists(path):  # noqa: PTH110  # any name may be typed
+        return path
+    if path.suffix in (".pt", ".pth", ".bin"):  # those can only mean a file
+        raise ConfigError(
+            f"there is no file {path}",
+            why=f"looked for a checkpoint from the folder {Path.cwd().name}/",
+            fix=neighbour(path, otherwise="give the path of a ckpt.pt, of a Hugging Face folder or of a run"),
+            name="no-such-file",
+        )
+    found = _download(name) if download else cached_folder(name)
+    if found is None:
+        raise _not_here(name)
+    return found
 
 
 def cached_folder(name: str) -> Path | None:
@@ -33,7 +55,7 @@ def cached_folder(name: str) -> Path | None:
     return None
 
 
-def download(name: str) -> Path:
+def _download(name: str) -> Path:
     """The folder of a model, its config, weights and tokenizer fetched from the hub into its cache."""
     hub = _hub("downloading")
     try:
@@ -51,17 +73,20 @@ def download(name: str) -> Path:
         ) from problem
 
 
-def not_cached(name: str) -> ConfigError:
+def _not_here(name: str) -> ConfigError:
     """The error for a name under which there is nothing on this machine."""
-    meant = nearest(name, ("scratch", "resume", *OPENAI_MODELS))
-    if name in OPENAI_MODELS or name.count("/") == 1:
-        fix = f"onecard import {name} --download   (or give the path of a ckpt.pt or of such a folder)"
+    meant = nearest(name, ("scratch", "resume", *OPENAI_WEIGHTS))
+    if openai_weights(name) or name.count("/") == 1:
+        fix = (
+            f"onecard import {name} --download   (GPT-2s and nanochats can be imported; or give the path of a ckpt.pt "
+            "or of such a folder)"
+        )
     else:
         fix = f"did you mean {meant} ?" if meant else "give the path of a ckpt.pt, of a Hugging Face folder or of a run"
     return ConfigError(
         f"the weights of {name} are not on this machine",
-        why="there is no such file or folder, and no model of that name in Hugging Face's cache; "
-        "nothing is downloaded unasked",
+        why=f"known by name: {', '.join(OPENAI_WEIGHTS)}; there is no such file or folder, and no model of that name "
+        "in Hugging Face's cache; nothing is downloaded unasked",
         fix=fix,
         name="weights-not-here",
     )
@@ -101,4 +126,4 @@ def _hub(purpose: str) -> Any:
 
 
 def _repositories(name: str) -> tuple[str, ...]:
-    return (f"{OPENAI}/{name}", name) if name in OPENAI_MODELS else (name,)
+    return (f"{OPENAI}/{short}", short) if (short := openai_weights(name)) else (name,)
