@@ -40,7 +40,7 @@ def heads(paper: Paper, x: Tensor, number: int) -> Tensor:
     def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
         if not gs[0].cut:
             return [gs[0].like(*shape)]
-        _copies(paper, gs[0])
+        _copies(paper, gs[0].numel, dtype)
         return [paper.gradient(shape, dtype)]
 
     return paper.result(node, out, backward)
@@ -52,13 +52,13 @@ def joined(paper: Paper, y: Tensor) -> Tensor:
     if not y.cut:
         return paper.view(y, (B, T, H * D))
     node = paper.record([y])
-    _copies(paper, y)
+    _copies(paper, y.numel, y.dtype)
     return paper.result(node, paper.new((B, T, H * D), y.dtype, ATTENTION), lambda gs, _: [gs[0].like(B, T, H, D)])
 
 
-def _copies(paper: Paper, x: Tensor) -> None:
+def _copies(paper: Paper, values: int, dtype: int) -> None:
     """The work of a copy to or from heads that are padded or in another order."""
-    paper.work.add(ATTENTION_WORK, moved_bytes=COPY_OF_ODD_HEADS * 2 * x.numel * x.dtype, kernels=1)
+    paper.work.add(ATTENTION_WORK, moved_bytes=COPY_OF_ODD_HEADS * 2 * values * dtype, kernels=1)
 
 
 def attention(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -191,12 +191,12 @@ def _padded_flash(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float)
 
     def padded(x: Tensor) -> Tensor:
         def cut_off(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
-            _copies(paper, x)
+            _copies(paper, B * T * H * D, dtype)
             gradient = paper.gradient((B, T, H, D), dtype)
             gradient.cut = True
             return [gradient]
 
-        _copies(paper, x)
+        _copies(paper, B * T * H * D, dtype)
         return paper.result(paper.record([x]), paper.new((B, T, H, wide), dtype, ATTENTION), cut_off)
 
     q, k, v = (padded(part) for part in (q, k, v))
@@ -207,8 +207,7 @@ def _padded_flash(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float)
 
         def backward(gs: list[Tensor], kept: list[Storage]) -> list[Tensor]:
             copies = [paper.new((B, T, H, wide), dtype, WORKSPACE) for _ in ("gradient", "out")]  # made contiguous
-            for copy in copies:
-                _copies(paper, copy)
+            _copies(paper, 2 * B * T * H * wide, dtype)
             parts = flash(gs, kept)
             del copies
             return list(parts)  # type: ignore[arg-type]

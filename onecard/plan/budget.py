@@ -156,10 +156,11 @@ def _under_fast_recipe(base: RunConfig, budget: Budget, means: Means, asked: Map
 
 
 def _models(base: RunConfig) -> list[RunConfig]:
-    """The shapes to choose from: those whose loss can be predicted."""
+    """The shapes to choose from: those whose loss can be predicted, with the heads that their recipe gives them."""
     if is_gpt2_with_adamw(base):
         return shapes(base)
-    return [shape for shape in shapes(base) if not why_no_forecast(_with_public_length(shape))]
+    known = (shape for shape in shapes(base) if not why_no_forecast(_with_public_length(shape)))
+    return [shape.model_copy(update={"n_head": _at_its_rates(shape, base).n_head}) for shape in known]
 
 
 def _with_public_length(config: RunConfig) -> RunConfig:

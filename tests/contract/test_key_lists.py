@@ -13,6 +13,7 @@ OF_ONE_FUNCTION = {
     "onecard/cli/sample.py TAKEN": "keys of nanoGPT's sample.py",
     "onecard/config/hf_config.py _GPT2": "transformers' names",
     "onecard/config/hf_config.py _NANOCHAT": "transformers' names",
+    "onecard/config/names.py _ELSEWHERE": "what other trainers call them",
     "onecard/doctor/diagnose.py DRAWN_BY_CARD": "what the default for a card chooses",
     "onecard/doctor/rules/resume.py RATES_SHOWN": "the lines that a finding shows",
     "onecard/plan/conditions.py SCHEDULE_SAID": "the lines that a finding shows",

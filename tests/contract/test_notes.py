@@ -253,6 +253,6 @@ def test_what_to_train_in_a_weekend_is_said_first(onecard: Command) -> None:
     shown = onecard("plan", "--gpu", "RTX 4070", "--hours", "48").stdout.splitlines()
     assert shown[0].startswith("train ")
     assert "predicted loss" in shown[0]
-    assert shown[0].endswith(" with --recipe=fast"), "which predicts a lower loss"
-    assert "with onecard" in shown[1]
+    assert shown[1].endswith(" with --recipe=fast"), "which predicts a lower loss"
+    assert "with onecard" in shown[2]
     assert shown[3].startswith("to start: ")

@@ -42,8 +42,8 @@ def logs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("command", "least"),
     [
-        (["doctor", "a.log", "--gpu", "RTX 4070"], 10),
-        (["compare", "a.log", "b.log", "--gpu", "RTX 4070"], 10),
+        (["doctor", "a.log", "--gpu", "RTX 4090"], 10),
+        (["compare", "a.log", "b.log", "--gpu", "RTX 4090"], 10),
     ],
 )
 def test_amounts_are_whole(onecard: Command, logs: Path, command: list[str], least: int) -> None:

@@ -170,7 +170,7 @@ def made_up(seed: int) -> Case:
         changed(**keys) + comment,
         records=steps(losses),
         messages=dice.choice(([], [oom(tried=1.5, **FULL)], [oom(in_eval=True, tried=6.0, **FULL)])),
-        card=dice.choice((None, "RTX 4070", "V100 16GB")),
+        card=dice.choice((None, "RTX 4070", "V100 SXM2 16GB")),
         log_format=dice.choice(("nanogpt", "onecard")),
         train_tokens=dice.choice((None, 10**6, 10**11)),
         val_tokens=dice.choice((None, 1000)),

@@ -93,7 +93,7 @@ class TestNumbersThatBroke:
     def test_what_ran_on_after_nan_is_counted(self) -> None:
         finding = rules([gpt(n, 4.0 if n < 3 else math.nan, 8640.0) for n in range(5004)])["loss-nan"]
         assert finding.what == "the loss is nan at step 3: 5,000 further updates, 12.0 h, trained nothing"
-        assert finding.fix.startswith("start again: "), "no checkpoint was written in three updates"
+        assert finding.fix.startswith("start again"), "no checkpoint was written in three updates"
 
     def test_the_first_update_of_a_fine_tune_may_be_lost_to_a_scaler_too(self) -> None:
         header = ["Overriding config with config/finetune.py:", "init_from = 'gpt2'", "learning_rate = 3e-5", ""]
@@ -104,7 +104,7 @@ class TestNumbersThatBroke:
 
     def test_a_card_without_bfloat16_is_not_advised_to_use_it(self) -> None:
         lines = [*HEALTHY, gpt(2000, math.nan), gpt(2010, math.nan)]
-        assert "bfloat16" not in rules(lines, "V100 16GB")["loss-nan"].fix
+        assert "bfloat16" not in rules(lines, "V100 SXM2 16GB")["loss-nan"].fix
         assert "bfloat16" in rules(lines, "RTX 4070")["loss-nan"].fix
         refused = "RuntimeError: Current CUDA Device does not support bfloat16. Please switch dtype to float16."
         assert "bfloat16" not in rules([refused, *lines])["loss-nan"].fix

@@ -151,10 +151,11 @@ def test_the_json_has_the_forecast_that_the_text_has(last: int, config: str | No
         return
     assert why is None
     low, likely, high = (f"{forecast['loss'][name]:.2f}" for name in ("low", "likely", "high"))
-    assert f"ends at val {likely} ({low} to {high})" in said
-    assert forecast["step"] == 10_000
+    assert f"val {likely} ({low} to {high})" in said
+    assert forecast["step"] == (10_000 if config else last + last // 2), "without a config, half as many updates again"
     assert forecast["seconds"].keys() == {"low", "likely", "high"}
-    assert f"in {units.duration(forecast['seconds']['likely'])} (" in said
+    hours = units.duration(forecast["seconds"]["likely"])
+    assert (f"in {hours} (" if config else f"after {hours} more") in said
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_finding_of_a_run_that_trains_is_one_line() -> None:
     with TrainingDisplay(config, Console(file=out, width=80)) as display:
         display(FindingRecord(step=200, finding=finding))
     (line,) = out.getvalue().splitlines()
-    assert line.startswith("fatal: the loss is nan at step 200: 100 further updates, 16 min, trained nothing; start")
+    assert line.startswith("fatal: the loss is nan at step 200: 100 further updates, 16 min, trained nothing; go")
     assert line.endswith("[loss-nan]")
 
 
