@@ -190,7 +190,7 @@ def test_every_command_of_a_made_up_run_is_accepted(seed: int) -> None:
 
 def test_every_command_for_a_sick_run_is_accepted() -> None:
     shown = 0
-    for patient in sick_runs(150):
+    for patient in sick_runs(200):
         if patient.case.resolved is None or not patient.case.resolved.source:
             continue  # nothing to type
         diagnosis = diagnosed(patient.case)
