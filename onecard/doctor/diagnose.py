@@ -33,7 +33,7 @@ from onecard.runs.records import FindingRecord, Record, Step
 
 DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
 STANDARD_INPUT = "standard input"  # the source of a config that no command can name
-OUT_OF_MEMORY = ("oom-capacity", "oom-system-spill")
+OUT_OF_MEMORY = ("oom-capacity", "oom-other-process", "oom-system-spill")
 WATCHED_STEPS = 4000  # a live look goes no further back
 SEQUENCES = "sequences_per_update"  # what gradient_accumulation_steps is for, whatever the micro-batch
 SAME_UPDATE = 0.1  # a share more or less is the same update

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from onecard import units
 from onecard.config.command import EXPANDABLE
@@ -235,12 +236,14 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
     Why it matters: the run fits the card, but not beside what else is on it: a desktop, a notebook that still holds
     its tensors, another run. Or it is the wrong card of several.
 
-    What to do: nvidia-smi lists the programs; close them, or plan for what is left (onecard plan --other SIZE).
+    What to do: nvidia-smi lists the programs; close them, or plan for what is left (onecard plan --other SIZE): a
+    smaller micro-batch fits with them.
 
     When it is wrong: old versions of torch do not say what this process uses; its CUDA context is then estimated, and
     it is less sure. A run of onecard's that went on with smaller batches only gets a warning.
     """
     for failed in _failures(case, "oom-other-process"):
+        patch, how = _remedy(replace(case, other_bytes=failed.other), failed)
         yield Finding(
             rule="oom-other-process",
             severity=_severity(failed),
@@ -251,8 +254,10 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
             + _for_what(case, failed)
             + _lowered(failed),
             fix="nvidia-smi names the programs: close them, choose another card (CUDA_VISIBLE_DEVICES), or plan for "
-            f"what is left: onecard plan CONFIG --other {units.mib(failed.other).replace(' ', '').replace(',', '')}",
+            f"what is left: onecard plan CONFIG --other {units.mib(failed.other).replace(' ', '').replace(',', '')}; "
+            f"to leave them open: {how}",
             seen=lines(failed.message),
+            patch=patch,
         )
 
 
