@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -126,6 +127,8 @@ def _try_out(library: Any, text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library shows its stack
             tried = library.Tokenizer.from_str(text)
             tried.decode(tried.encode(_TRIAL, add_special_tokens=False).ids)
+        except MemoryError:
+            os._exit(1)
         except Exception:  # is met again, and told
             os._exit(0)
         except BaseException:  # a panic, of which the library shows its stack
@@ -139,10 +142,16 @@ def _limit_this_process() -> None:
     """From now on the system ends it after some seconds of work, and refuses it much memory."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CPU, (_LONGEST_TRIAL_SECONDS, _LONGEST_TRIAL_SECONDS))
+    def at_most(kind: int, most: int) -> None:
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most, most) if hard == resource.RLIM_INFINITY else (min(most, hard), hard))
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(2 * _LONGEST_TRIAL_SECONDS)  # waiting takes no CPU
+    at_most(resource.RLIMIT_CPU, _LONGEST_TRIAL_SECONDS)
     with suppress(OSError):  # no Linux
         own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + _MOST_TRIAL_BYTES, own + _MOST_TRIAL_BYTES))
+        at_most(resource.RLIMIT_AS, own + _MOST_TRIAL_BYTES)
 
 
 def _asked(question: Callable[..., Any], *asked: Any, **how: Any) -> Any:

@@ -300,8 +300,9 @@ def _single_changes(cases: Sequence[Case]) -> dict[int, tuple[SingleChange, ...]
     if first is None:
         return {}
     card, trainer, cardless = cases[0].card, trainer_of(cases[0]), _without_card(cases[0])
+    size = cases[0].data.train_tokens
     return {
-        run: single_effects(first.config, case.resolved.config, card, trainer, cardless=cardless)
+        run: single_effects(first.config, case.resolved.config, card, trainer, cardless=cardless, data_tokens=size)
         for run, case in enumerate(cases)
         if run and case.resolved is not None
     }

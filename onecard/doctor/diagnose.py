@@ -19,7 +19,7 @@ from onecard.doctor.evidence import lost_at, no_number, pairs, place, vals
 from onecard.doctor.facts import make_case
 from onecard.doctor.needs import OPTIONS, About, missing, would_be_surer_with
 from onecard.doctor.predict import ENDED, Forecast, predict_end, why_no_end
-from onecard.doctor.repair import next_folder, repaired, same_run_under_onecard, trainer_of
+from onecard.doctor.repair import beside_others, next_folder, repaired, same_run_under_onecard, trainer_of
 from onecard.doctor.rules import EVERY, NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.doctor.vitals import not_looked_at
@@ -131,10 +131,11 @@ def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
         unforeseen = why_no_end(case)
     else:
         unforeseen = "" if forecast.final_loss else forecast.basis
-    prescriptions, left_out = _prescriptions(case, ordered)
+    beside = beside_others(case)
+    prescriptions, left_out = _prescriptions(beside, ordered)
     return Diagnosis(
         case=case,
-        findings=tuple(_planned(case, finding) for finding in ordered),
+        findings=tuple(_planned(beside, finding) for finding in ordered),
         forecast=forecast,
         why_no_forecast=unforeseen,
         trend=trend(case),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from onecard.config.schema import PLANNED_KEYS, RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import known, messages
+from onecard.doctor.oom import cause, out_of_memory
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import Memory, predict_memory
 from onecard.plan.precision import with_dtype
@@ -31,6 +32,13 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
         next_folder=case.next_folder,
         ran=bool(case.steps) and not messages(case, "oom"),
     )
+
+
+def beside_others(case: Case) -> Case:
+    """The case with what other programs held when the run ran out of memory because of them: a cure fits beside it."""
+    failed = [out_of_memory(message, case.card) for message in messages(case, "oom")]
+    held = [each.other for each in failed if cause(each) == "oom-other-process"]
+    return replace(case, other_bytes=max(held)) if held and case.other_bytes is None else case
 
 
 def same_run_under_onecard(case: Case) -> Repair | None:

@@ -44,7 +44,13 @@ def counts(key: str) -> bool:
 
 
 def single_effects(
-    before: RunConfig, after: RunConfig, card: Card | None, trainer: TrainerName, *, cardless: bool = False
+    before: RunConfig,
+    after: RunConfig,
+    card: Card | None,
+    trainer: TrainerName,
+    *,
+    cardless: bool = False,
+    data_tokens: int | None = None,
 ) -> tuple[SingleChange, ...]:
     """Each change from one config to another, planned by itself on top of the first, under the trainer of the first.
 
@@ -53,7 +59,7 @@ def single_effects(
     if cardless:  # both trainers compute in float32 then
         before, after = (config.replace({"dtype": "float32"}) for config in (before, after))
     before, after = with_dtype(before, card), with_dtype(after, card)
-    planner = _Planner(before=before, card=card, trainer=trainer, cardless=cardless)
+    planner = _Planner(before=before, card=card, trainer=trainer, cardless=cardless, data_tokens=data_tokens)
     return tuple(planner.effect({key: getattr(after, key) for key in group}) for group in _groups(before, after))
 
 
@@ -85,6 +91,7 @@ class _Planner:
     card: Card | None
     trainer: TrainerName
     cardless: bool
+    data_tokens: int | None  # of the first run's training data
 
     def effect(self, patch: Mapping[str, object]) -> SingleChange:
         changes = {key: (getattr(self.before, key), value) for key, value in patch.items()}
@@ -92,8 +99,8 @@ class _Planner:
             changed = self.before.replace(patch)
         except ValueError:  # such as a width that the heads do not divide
             return SingleChange(changes=changes, why_no_loss="the config is not valid with this change alone")
-        why_no_loss = _why_no_loss(self.before, changed, patch.keys())
-        difference = None if why_no_loss else _loss_difference(self.before, changed, patch.keys())
+        why_no_loss = self._why_no_loss(changed, patch.keys())
+        difference = None if why_no_loss else self._loss_difference(changed, patch.keys())
         alone = SingleChange(changes=changes, final_loss_difference=difference, why_no_loss=why_no_loss)
         computed = [
             key for key in keys_that_affect("memory", "speed") if key in patch and "limit" not in KEYS[key].kind
@@ -141,6 +148,31 @@ class _Planner:
         mfu = (speed.mfu, speed.mfu) if speed else None
         return replace(alone, tokens_per_second_ratio=1.0, mfu=mfu, process_bytes_difference=0)
 
+    def _why_no_loss(self, changed: RunConfig, keys: Collection[str]) -> str:
+        """Why there is no prediction of what a change does to the loss; empty if there is one."""
+        if _learns_the_same(keys):
+            return ""
+        if other := set(keys).intersection(keys_that_affect("measure")):
+            return f"with another {listed(sorted(other))} the loss is another quantity"
+        for config in (self.before, changed):
+            if why := why_no_forecast(config, self.data_tokens):
+                return why
+            forecast = forecast_loss(config, self.data_tokens)
+            if forecast is None or forecast.final.likely == guessing(config):
+                return f"{config.total_tokens:,} tokens are too few for the scaling law"
+        if abs(self._loss_difference(changed, keys)) <= 1e-9:
+            return f"{NOT_COVERED} {listed(keys)}"
+        return ""
+
+    def _loss_difference(self, changed: RunConfig, keys: Collection[str]) -> float:
+        """What a change does to the final loss, by the scaling law of parameters and tokens."""
+        if _learns_the_same(keys):
+            return 0.0
+        first, second = (forecast_loss(config, self.data_tokens) for config in (self.before, changed))
+        assert first
+        assert second
+        return second.final.likely - first.final.likely
+
     def _speed(self, config: RunConfig) -> Speed | None:
         return predict_speed(config, self.card, self.trainer)
 
@@ -161,33 +193,6 @@ class _Planner:
             return None
         limit = config.memory_limit if self.trainer == "onecard" else None
         return min(self.card.allocatable_bytes, limit or self.card.allocatable_bytes)
-
-
-def _why_no_loss(before: RunConfig, changed: RunConfig, keys: Collection[str]) -> str:
-    """Why there is no prediction of what a change does to the loss; empty where there is one."""
-    if _learns_the_same(keys):
-        return ""
-    if other := set(keys).intersection(keys_that_affect("measure")):
-        return f"with another {listed(sorted(other))} the loss is another quantity"
-    for config in (before, changed):
-        if why := why_no_forecast(config):
-            return why
-        forecast = forecast_loss(config)
-        if forecast is None or forecast.final.likely == guessing(config):
-            return f"{config.total_tokens:,} tokens are too few for the scaling law"
-    if abs(_loss_difference(before, changed, keys)) <= 1e-9:
-        return f"{NOT_COVERED} {listed(keys)}"
-    return ""
-
-
-def _loss_difference(before: RunConfig, changed: RunConfig, keys: Collection[str]) -> float:
-    """What a change does to the final loss, by the scaling law of parameters and tokens."""
-    if _learns_the_same(keys):
-        return 0.0
-    first, second = forecast_loss(before), forecast_loss(changed)
-    assert first
-    assert second
-    return second.final.likely - first.final.likely
 
 
 def _learns_the_same(keys: Collection[str]) -> bool:

@@ -241,9 +241,9 @@ def _as_resumed(resolved: Resolved) -> Resolved:
     """What `train` would continue where init_from=resume; ConfigError, the same as there, for what it would refuse."""
     from onecard.runs.folder import is_run, load_run
 
-    path = folder_of(resolved)
     if resolved.config.init_from != "resume":
         return resolved
+    path = folder_of(resolved)
     if is_run(path):
         from onecard.inputs.resume import resumed_config
 

@@ -60,6 +60,7 @@ def ranked_fixes(
     trainer: TrainerName = "nanogpt",
     ours: Memory | None = None,
     expandable_segments: bool = False,
+    data_tokens: int | None = None,
 ) -> list[Fix]:
     """Fixes for a run under `trainer`: cures of the same run first, the cheapest leading; then by what they save.
 
@@ -75,6 +76,7 @@ def ranked_fixes(
         needed_bytes=memory.process_bytes if needed_bytes is None else needed_bytes,
         available_bytes=available_bytes,
         expandable_segments=expandable_segments,
+        data_tokens=data_tokens,
     )
     fixes = [_fix(run, remedy, _replanned(run, remedy), trainer=trainer) for remedy in remedies(run)]
     if ours and trainer == "nanogpt":
@@ -106,7 +108,7 @@ def _fix(run: RunToFix, remedy: Remedy, after: Memory | Candidate, *, trainer: T
         fits=after.fits,
         safe=after.safe if isinstance(after, Candidate) else run.is_safe(after),
         same_run=remedy.same_run,
-        **_loss_cost(run.config, remedy.patch, same_run=remedy.same_run),
+        **_loss_cost(run.config, remedy.patch, same_run=remedy.same_run, data_tokens=run.data_tokens),
         why=remedy.why,
     )
 
@@ -114,7 +116,9 @@ def _fix(run: RunToFix, remedy: Remedy, after: Memory | Candidate, *, trainer: T
 _READS_CONTEXT = {"block_size", "eval_block_size"}
 
 
-def _loss_cost(config: RunConfig, patch: Mapping[str, Any], *, same_run: bool) -> dict[str, Any]:
+def _loss_cost(
+    config: RunConfig, patch: Mapping[str, Any], *, same_run: bool, data_tokens: int | None
+) -> dict[str, Any]:
     """What a patch does to the final loss, as the fields of a Fix."""
     if _READS_CONTEXT & patch.keys():
         note = "another quantity: a loss at another context length is not comparable"
@@ -123,7 +127,7 @@ def _loss_cost(config: RunConfig, patch: Mapping[str, Any], *, same_run: bool) -
         return {"loss_change": None, "loss_note": "not predicted: scaling laws do not cover dropout"}
     if same_run:
         return {"loss_change": 0.0}
-    before, after = forecast_loss(config), forecast_loss(config.replace(patch))
+    before, after = (forecast_loss(each, data_tokens) for each in (config, config.replace(patch)))
     if before is None or after is None:
         return {"loss_change": None, "loss_note": "not predicted for this run"}
     return {"loss_change": after.final.likely - before.final.likely}

@@ -38,6 +38,7 @@ def fixes_of(plan: Plan) -> tuple[Fix, ...]:
         trainer=plan.in_need,
         ours=plan.onecard.in_room if plan.onecard else None,
         expandable_segments=plan.expandable_segments,
+        data_tokens=plan.data.train_tokens,
     )
     return tuple(fixes)
 

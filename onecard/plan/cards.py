@@ -112,12 +112,12 @@ def matching_cards(name: str) -> tuple[Card, ...]:
 def of_one_speed(found: tuple[Card, ...]) -> Card | None:
     """One card for several that a name may mean, if their peaks agree; what fits the smallest fits all.
 
-    The higher peak is taken, so no share of a peak is overstated.
+    Of those with the least memory the higher peak is taken, so no share of a peak is overstated.
     """
     peaks = [card.peak_flops for card in found if card.peak_flops]
     if not peaks or max(peaks) > SAME_PEAK * min(peaks):
         return None
-    return max(found, key=lambda card: (-_BOX_GB[card.name], card.peak_flops))
+    return max(found, key=lambda card: (-_BOX_GB[card.name], card.peak_flops or 0.0))
 
 
 SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and each driver differs

@@ -26,6 +26,7 @@ class RunToFix:
     needed_bytes: int  # what the driver shows for it where there is room enough
     available_bytes: int | None  # what the driver may show for the process; None where no card is known
     expandable_segments: bool = False  # of nanoGPT: its environment asks for them already
+    data_tokens: int | None = None  # of its training data
 
     @property
     def room_bytes(self) -> int | None:

@@ -88,7 +88,7 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "other_bytes": case.other_bytes or 0,
         "max_iters": planned_steps(case),
         "ended": case.end.reason if case.end else None,
-        "forecast": _forecast_of_the_end(diagnosis),
+        "forecast": _forecast_in_brief(diagnosis),
         "why_no_forecast": diagnosis.why_no_forecast or None,
         "logged_steps": len(case.steps),
         "evaluations": len(case.evals),
@@ -107,14 +107,15 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
     return summary
 
 
-def _forecast_of_the_end(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """The step, the loss and the time at which the run will end, as the text says them; None without a loss."""
+def _forecast_in_brief(diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """The step, the loss and the time that the text says, and how the step is known; None without a loss."""
     forecast = diagnosis.forecast
     if forecast is None or forecast.final_loss is None:
         return None
     to_go = forecast.seconds_to_go
     return {
         "step": forecast.step,
+        "end": forecast.end,
         "loss": asdict(forecast.final_loss),
         "seconds": {name: whole(value) for name, value in asdict(to_go).items()} if to_go else None,
     }

@@ -27,7 +27,8 @@ def _section(diagnosis: Diagnosis) -> Iterator[str]:
         yield from ("", *(f"- {plain(sentence)}" for sentence in diagnosis.evidence))
     for finding in diagnosis.findings:
         yield from _finding(finding)
-        if command := diagnosis.command_for(finding):
+        first = diagnosis.prescription is not None and finding.rule == diagnosis.prescription.rule
+        if not first and (command := diagnosis.command_for(finding)):  # the first stands below
             yield from ("", *fenced("sh", [command]))
     if diagnosis.prescription:
         yield from ("", f"### {plain(fixes(diagnosis))}", "", *fenced("sh", [diagnosis.prescription.command]))

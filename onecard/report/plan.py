@@ -112,11 +112,9 @@ def _segments_lines(plan: Plan) -> Iterator[Line]:
     if plan.card is None or plan.in_need != "nanogpt" or plan.expandable_segments:
         return
     fix = next((fix for fix in plan.fixes if fix.name == "expandable-segments"), None)
-    short = needs_room(plan)
-    if fix in most_useful(plan.fixes) if short else fix is None or fix.saves_bytes < WORTH_SAYING:
-        return  # the list of what to change has it, or it is not worth a line
-    if not plan.first.memory.fits:
-        return  # too much by more than the allocator loses, or a change that is listed
+    listed = fix in most_useful(plan.fixes) if needs_room(plan) else fix is None or fix.saves_bytes < WORTH_SAYING
+    if listed or not plan.first.memory.fits:
+        return  # the list of what to change has it, it is not worth a line, or too much is missing
     saved = f"save {units.mib(fix.saves_bytes)}" if fix else "save nothing"
     yield "nanoGPT", f"expandable_segments would {saved}"
 

@@ -336,15 +336,15 @@ def _tracked(source: Source) -> tuple[Case, Columns, list[Reading]] | None:
         read = track.read(seconds=READ_SECONDS)
     except OSError:
         return None
-    if read is None:
-        _tracks[source.id] = track
-        raise _NotReadYet
-    columns, readings, others = read
-    if any(all(map(math.isnan, columns.values[name])) for name in ("elapsed_seconds", "tokens_per_second")):
-        return None
     _tracks[source.id] = track
     while len(_tracks) > KEPT_TRACKS:
         _tracks.popitem(last=False)
+    if read is None:
+        raise _NotReadYet
+    columns, readings, others = read
+    if any(all(map(math.isnan, columns.values[name])) for name in ("elapsed_seconds", "tokens_per_second")):
+        del _tracks[source.id]
+        return None
     logged = logged_run(Run(source.path, config, History(others), checkpoints_in(source.path)))
     case = make_case(logged, config=None, card=None, data=DataSizes())
     return case, _with_tokens(columns, case.facts.tokens_per_step), readings

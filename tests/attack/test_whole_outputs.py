@@ -18,11 +18,11 @@ CHANGING = ("write", "fsync", "rename", "open", "unlink", "mkdir", "truncate")
 ERRORS = (ENOSPC, EIO, EDQUOT)
 KILLED = 0
 COMMANDS = {
-    "nanogpt": ("export", "trained", "--to", "nanogpt", "--out", "run/deep/out"),
-    "hf": ("export", "trained", "--to", "hf", "--out", "run/deep/out"),
-    "gguf": ("export", "trained", "--to", "gguf", "--out", "run/deep/out.gguf"),
-    "from nanogpt": ("import", "theirs/ckpt.pt", "--out_dir=run/deep/out", "--dataset=python-stdlib"),
-    "from hf": ("import", "folder", "--out_dir=run/deep/out", "--dataset=python-stdlib"),
+    "nanogpt": ("export", "to-export", "--to", "nanogpt", "--out", "run/deep/out"),
+    "hf": ("export", "to-export", "--to", "hf", "--out", "run/deep/out"),
+    "gguf": ("export", "to-export", "--to", "gguf", "--out", "run/deep/out.gguf"),
+    "from nanogpt": ("import", "their-export/ckpt.pt", "--out_dir=run/deep/out", "--dataset=python-stdlib"),
+    "from hf": ("import", "hf-export", "--out_dir=run/deep/out", "--dataset=python-stdlib"),
 }
 
 
@@ -30,9 +30,9 @@ COMMANDS = {
 def sources(nursery: Nursery) -> Nursery:
     """A run, and its model in both formats that can be imported."""
     for arguments in (
-        ("train", *TINY, "--max_iters=4", "--out_dir=trained"),
-        ("export", "trained", "--to", "nanogpt", "--out", "theirs"),
-        ("export", "trained", "--to", "hf", "--out", "folder"),
+        ("train", *TINY, "--max_iters=4", "--out_dir=to-export"),
+        ("export", "to-export", "--to", "nanogpt", "--out", "their-export"),
+        ("export", "to-export", "--to", "hf", "--out", "hf-export"),
     ):
         assert nursery.run(*arguments).code == 0, nursery.said()
     return nursery

@@ -197,7 +197,7 @@ def test_small_micro_batches_on_a_fast_card_are_bound_by_launches_and_say_so() -
         ("RTX 3090", 0.35, "no measured run on this card"),
         ("RTX 5090", 0.30, "from 3 public runs on this card"),
         ("RTX 4070 Laptop", 0.35, "laptop power limits"),
-        ("H100 SXM5", 0.30, "from 2 public runs on this card and from an H200"),
+        ("H100 SXM5", 0.35, "its public runs are not in the rates: estimated from an H200"),
         ("H200 NVL", 0.35, "no measured run on this card: estimated from an H200"),
         ("A100 PCIe 40 GB", 0.35, "no measured run on this card"),
         ("RTX 2080 Ti", 0.35, "no measured run on this card"),

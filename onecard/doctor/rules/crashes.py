@@ -110,15 +110,16 @@ def crashed(case: Case) -> Iterator[Finding]:
     note. Of an end by the scheduler, too.
     """
     found = messages(case, "crash")
-    if not found or messages(case, "oom") or (messages(case, "compile-failed") and _cause(found[0]) == "python"):
+    records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
+    last = max((line.number for record in records if isinstance(line := record.more.get("line"), Line)), default=0)
+    late = [one for one in found if one.lines[0].number > last]  # the run did not survive these
+    told = [one for one in messages(case, "oom") if not late or one.lines[0].number > last]
+    if not found or told or (messages(case, "compile-failed") and _cause(found[0]) == "python"):
         return
-    message = min(found, key=lambda one: list(_CRASHES).index(_cause(one)))
+    message = min(late or found, key=lambda one: list(_CRASHES).index(_cause(one)))
     what, why, fix = _CRASHES[_cause(message)]
     if error := message.values.get("error"):
         what += f": {error}"
-    records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
-    read = [line.number for record in records if isinstance(line := record.more.get("line"), Line)]
-    went_on = max(read, default=0) > message.lines[0].number
     finding = Finding(
         rule="crashed",
         severity="info" if _cause(message) == "time-over" else "error",
@@ -129,7 +130,7 @@ def crashed(case: Case) -> Iterator[Finding]:
         seen=lines(message),
         patch={"dtype": "float16"} if _cause(message) == "no-bfloat16" and known(case, "dtype") else {},
     )
-    yield only_told(finding, "the log goes on with training after it") if went_on else finding
+    yield only_told(finding, "the log goes on with training after it") if not late else finding
 
 
 def _cause(message: Message) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from onecard import units
 from onecard.config.command import EXPANDABLE
@@ -12,7 +11,7 @@ from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, printed, said, shown
 from onecard.doctor.needs import PARAMETERS, Need, needs
 from onecard.doctor.oom import Cause, FailedAllocation, cause, out_of_memory, tensor_of
-from onecard.doctor.repair import memory_of, repaired, same_run_under_onecard
+from onecard.doctor.repair import beside_others, memory_of, repaired, same_run_under_onecard
 from onecard.findings import Finding, Severity
 from onecard.models.optimizers import optimizer_of
 from onecard.plan.counts import count_params
@@ -243,7 +242,7 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
     it is less sure. A run of onecard's that went on with smaller batches only gets a warning.
     """
     for failed in _failures(case, "oom-other-process"):
-        patch, how = _remedy(replace(case, other_bytes=failed.other), failed)
+        patch, how = _remedy(beside_others(case), failed)
         yield Finding(
             rule="oom-other-process",
             severity=_severity(failed),

@@ -72,7 +72,7 @@ def loss_nan(case: Case) -> Iterator[Finding]:
     """
     records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
     bad = [record for record in records if not finite(record)]
-    if (hidden := without_update_from(case) or zero_from(case)) and all(hidden.step < b.step or finite(b) for b in bad):
+    if (hidden := without_update_from(case) or zero_from(case)) and all(hidden.step < b.step for b in bad):
         yield _numerics_broke(case, hidden)
         return
     if not bad:
@@ -111,13 +111,14 @@ def loss_nan(case: Case) -> Iterator[Finding]:
         )
         return
     patch = _calmer(case)
-    calm, has_saved = flags_of(patch) or _calm(case), case.run.format != "onecard"  # ours records what it saves
+    calm = flags_of(patch) or _calm(case)
+    may_have_saved = case.run.format != "onecard"  # ours records every checkpoint
     back_to = "start again, as no checkpoint before it is known"
     if saved is not None:
         back_to = f"go back to the checkpoint of step {saved:,}"
-    elif evaluated is not None and has_saved:
+    elif evaluated is not None and may_have_saved:
         back_to = f"go back to the last checkpoint before it (evaluated at {place(case, evaluated)})"
-    elif first.step >= LATER and has_saved:
+    elif first.step >= LATER and may_have_saved:
         back_to = "go back to the last checkpoint before it, or start again if there is none"
     yield Finding(
         rule="loss-nan",
@@ -353,8 +354,7 @@ def _exploded(case: Case) -> Iterator[Finding]:
             what=f"the loss exploded: {best[1]:.4g} at {place(case, best[0])}, "
             f"{worst[1]:.4g} at {place(case, worst[0])}" + (f", {last[1]:.4g} at the end" if last is not worst else ""),
             why=f"above {limit:g} nats a model is worse than any guess: what it had learned is lost",
-            fix=f"stop, go back to a checkpoint near {place(case, best[0])}, "
-            + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _calm(case)),
+            fix=f"stop, go back to a checkpoint near {place(case, best[0])}, " + (flags_of(patch) or _calm(case)),
             seen=tuple(dict.fromkeys(shown(record) for record in (best[0], worst[0], last[0]))),
             patch=patch,
         )

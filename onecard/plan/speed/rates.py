@@ -165,7 +165,8 @@ def estimated_rates(card: Card) -> CardRates:
     known = f"from {runs} on this card and from" if public else "no measured run on this card: estimated from"
     spread = KNOWN_SPREAD if public else FIGURES_SPREAD
     if card.architecture == "Hopper":
-        return CardRates(rates=H200_RATES, spread=spread, basis=f"{known} an H200")
+        told = "its public runs are not in the rates" if public else "no measured run on this card"
+        return CardRates(rates=H200_RATES, spread=FIGURES_SPREAD, basis=f"{told}: estimated from an H200")
     basis = f"{known} other cards, by the bandwidth for each FLOP"
     if _without_tensor_cores(card):
         spread, basis = WITHOUT_TENSOR_CORES_SPREAD, f"{known} a TITAN Xp: no tensor cores"

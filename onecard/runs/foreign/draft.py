@@ -94,8 +94,8 @@ class Draft:
     messages: list[Message] = field(default_factory=list)
     said: dict[str, int] = field(default_factory=dict)  # messages by kind
     busy_cards: set[object] = field(default_factory=set)  # numbers of the cards in nvidia-smi's table: those in use
-    source_values: dict[str, tuple[object, Line]] = field(default_factory=dict)  # constants of the source, by our names
     listed_cards: set[object] = field(default_factory=set)  # and those that are not
+    source_values: dict[str, tuple[object, Line]] = field(default_factory=dict)  # constants of the source, by our names
     checkpoints: list[tuple[int, Line, str]] = field(default_factory=list)
     last_step: int = -1
     allocated_bytes: int = 0  # as llm.c says

@@ -17,6 +17,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import predict_memory
 from onecard.plan.precision import with_dtype
 from onecard.runs.records import Checkpoint, End, Record
+from onecard.units import GIB
 from tests.attack.made_runs import sick_runs
 from tests.unit.doctor.cases import NARROW, SICK, SMALL, case, changed, evals, oom, steps
 
@@ -64,6 +65,21 @@ def accepted(command: str, diagnosis: Diagnosis) -> RunConfig:
         segments = "expandable_segments:True" in command
         assert segments or memory.process_bytes <= place.available_bytes, command
     return config
+
+
+def test_a_cure_fits_beside_what_other_programs_hold() -> None:
+    """The run would fit the card alone; of 11.7 GiB others hold 8."""
+    held = {"capacity": 11.7, "free": 0.1, "allocated": 3.2, "reserved_unallocated": 0.1, "process": 3.6}
+    diagnosis = diagnosed(case(NARROW, messages=[oom(tried=1.5, **held)], card="RTX 4070"))
+    first = diagnosis.prescription
+    assert first
+    assert first.rule == "oom-other-process"
+    for command in commands(diagnosis):
+        config = accepted(command, diagnosis)
+        trainer = "nanogpt" if command.startswith("python") else "onecard"
+        assert diagnosis.case.card
+        memory = predict_memory(with_dtype(config, diagnosis.case.card), diagnosis.case.card, trainer)
+        assert memory.process_bytes < 3.8 * GIB, command
 
 
 @pytest.mark.parametrize("card", ["RTX 4070", None])

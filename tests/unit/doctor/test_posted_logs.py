@@ -156,6 +156,13 @@ class TestCrashes:
         again = [gpt(step, falling(step)) for step in range(2000, 4000, 10)]
         assert rules([*HEALTHY, *lines, *again]) == {}
 
+    def test_a_crash_that_the_log_survived_does_not_hide_the_last_one(self) -> None:
+        again = [gpt(step, falling(step)) for step in range(2000, 4000, 10)]
+        last = "RuntimeError: CUDA error: an illegal memory access was encountered"
+        finding = rules([*HEALTHY, "Killed", *again, last])["crashed"]
+        assert finding.severity == "error"
+        assert last in finding.seen[0]
+
     @pytest.mark.parametrize(
         "line",
         [
