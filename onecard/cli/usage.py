@@ -8,7 +8,7 @@ from shlex import quote
 
 import click
 
-from onecard.config.names import nearest
+from onecard.config.names import meant_by, nearest
 from onecard.errors import UsageError
 
 
@@ -135,10 +135,10 @@ def _unknown_option(option: str, command: str, context: click.Context | None, ty
         )
     parameters = context.command.get_params(context) if context else []
     options = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
-    meant = nearest(word, [name.lstrip("-") for name in options])
+    meant, key = nearest(word, [name.lstrip("-") for name in options]), meant_by(word, "VALUE", _keys_of(context))
     return UsageError(
         f"{command} has no option {option}",
         why=f"its options are {', '.join(sorted(options))}",
-        fix=f"did you mean --{meant} ?" if meant else f"did you mean --{key}=VALUE ?" if key else f"{command} --help",
+        fix=f"did you mean --{meant or key} ?" if meant or key else f"{command} --help",
         name="unknown-option",
     )

@@ -16,6 +16,7 @@ CONFIG, WEIGHTS, SHARDS, PICKLED = (
     "pytorch_model.bin",
 )
 OPENAI = "openai-community"  # where the hub keeps OpenAI's weights
+OPENAI_CONTEXT = 1024  # tokens
 OPENAI_WEIGHTS = {  # layers, heads and width, smallest first
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),

@@ -75,11 +75,19 @@ def _stem_of(name: str, known: list[str]) -> str | None:
 def meant_by(key: str, value: str, known: Iterable[str]) -> str | None:
     """`learning_rate=3e-4` for a key of another trainer, or a typo, with its value; None where nothing is near."""
     near = nearest(key, known)
-    if near == "dtype" and (dtype := DTYPES.get(_plain(key))):
-        return f"dtype={dtype if value.lower() not in ('false', '0', 'no') else 'auto'}"
+    if near == "dtype" and _plain(key) != near:
+        return f"dtype={_dtype_meant(_plain(key), value.lower())}"
     if near == "max_iters" and _plain(key) in EPOCHS:
         return f"max_iters=N, the updates of {value} epochs,"
     return f"{near}={value}" if near else None
+
+
+def _dtype_meant(key: str, value: str) -> str:
+    """The dtype of other trainers' switch (`fp16=True`) or word (`precision=bf16-mixed`)."""
+    if value in ("false", "0", "no"):
+        return "auto"
+    words = {**DTYPES, **{dtype: dtype for dtype in DTYPES.values()}, "16": "float16", "32": "float32"}
+    return words.get(key) or words.get(value.partition("-")[0], "auto")
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from importlib import resources
 from pydantic import ValidationError
 
 from onecard import units
-from onecard.config.hf_config import OPENAI_WEIGHTS, openai_weights
+from onecard.config.hf_config import OPENAI_CONTEXT, OPENAI_WEIGHTS, openai_weights
 from onecard.config.names import meant_by, nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
@@ -277,6 +277,8 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
     if (weights := openai_weights(name)) is None:
         return []
     _check_model(values, origins, held="gpt2", by=f"init_from={name}")
+    if isinstance(size := values.get("block_size"), int) and size > OPENAI_CONTEXT:
+        raise context_too_long(size, OPENAI_CONTEXT, name)
     n_layer, n_head, n_embd = OPENAI_WEIGHTS[weights]
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257}
     shape = {"model": "gpt2", **sizes, "bias": True}
@@ -292,7 +294,9 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     _check_model(config.model_dump(), resolved.origins, held=shape.get("model", "gpt2"), by=origin)
     fixed = {key: value for key, value in shape.items() if key != "block_size"}
     longest = shape["block_size"]
-    if _nobody_set(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
+    if isinstance(longest, int) and config.block_size > longest:
+        if not _nobody_set(resolved.origins["block_size"]):
+            raise context_too_long(config.block_size, longest, origin)
         fixed["block_size"] = longest
     warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
     shaped = checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)})
@@ -301,6 +305,16 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
         config=shaped.replace({**following(config.model_dump(), shaped.model_dump()), **fixed}),
         origins={**resolved.origins, **dict.fromkeys(fixed, origin)},
         warnings=(*resolved.warnings, *warnings),
+    )
+
+
+def context_too_long(block_size: int, longest: int, source: object) -> ConfigError:
+    """The error for weights that were trained on shorter contexts."""
+    return ConfigError(
+        f"block_size={block_size} is longer than the {longest} positions of {source}",
+        why="the model was not trained on the positions beyond",
+        fix=f"--block_size={longest}",
+        name="context-too-long",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from onecard import units
-from onecard.errors import UsageError
+from onecard.errors import ConfigError, UsageError
 from onecard.inputs.config import Flags, Named, config_to_plan, data_places
 from onecard.inputs.data_sizes import sizes_of_data
 from onecard.inputs.ignored import cut_short, ignored
@@ -125,6 +125,13 @@ def _proposed(plan: Plan, budget: Budget) -> Proposed:
     from onecard.plan.loss import why_data_outside
     from onecard.report.command import plan_command
 
+    if plan.data.problem:
+        raise ConfigError(
+            f"no run can be proposed for data that cannot be used: {plan.data.problem}",
+            why="how long a run should be depends on how much there is to read",
+            fix=f"onecard data info {plan.config.dataset}   (says what is wrong with it)",
+            name="data-unusable",
+        )
     try:
         return proposed_for(plan, budget)
     except UsageError as problem:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from onecard import units
 from onecard.config.command import flags_of
 from onecard.config.resolve import Resolved
-from onecard.config.schema import KEYS, MOST_TOKENS, RunConfig
+from onecard.config.schema import GPT2_VOCABULARIES, KEYS, MOST_TOKENS, RunConfig
 from onecard.findings import Finding
 from onecard.plan.counts import count_params, shape_for_count
 
@@ -50,7 +50,9 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
-    counted = (params.total, params.nanogpt, count_params(config.model_copy(update={"model": "gpt2"})).total)
+    sizes = (config.vocab_size, *GPT2_VOCABULARIES)  # the same shape with GPT-2's tokens is what most names are of
+    gpt2s = (config.model_copy(update={"model": "gpt2", "vocab_size": size}) for size in sizes)
+    counted = (params.total, params.nanogpt, *(count_params(each).total for each in gpt2s))
     if any(resolved.origins[key].startswith("--") for key in ("n_layer", "n_embd", "vocab_size")):
         return  # a size that was typed is meant, whatever the comments say
     free_to_choose = not config.starts_pretrained

@@ -303,6 +303,8 @@ def _loss(diagnosis: Diagnosis) -> str:
     assert facts.last_val
     last, best = facts.last_val, facts.best_val
     told = f"val {last.val_loss:.4f} at {place(diagnosis.case, last)}"
+    if last.step == 0 and diagnosis.case.steps and (newest := diagnosis.case.steps[-1]).step:
+        told = f"{newest.loss:.4f} at {place(diagnosis.case, newest)} (training); before the first update {told}"
     if last.train_loss is not None:
         told += f", train {last.train_loss:.4f}"
     if best and best.val_loss is not None and best.step != last.step:

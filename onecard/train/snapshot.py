@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onecard import units
+from onecard.config.resolve import context_too_long
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError, first_line
 from onecard.models.architectures import ARCHITECTURES, structure_of
@@ -170,12 +171,7 @@ def cropped(snapshot: Snapshot, block_size: int, *, source: Path) -> Snapshot:
     """The model for a shorter context: only the first `block_size` positions, at step 0 and without moments."""
     longest = snapshot.shape["block_size"]
     if block_size > longest:
-        raise ConfigError(
-            f"block_size={block_size} is longer than the {longest} positions of {source}",
-            why="the model was not trained on the positions beyond",
-            fix=f"--block_size={longest}",
-            name="context-too-long",
-        )
+        raise context_too_long(block_size, longest, source)
     name, weights = "transformer.wpe.weight", dict(snapshot.weights)
     if name in weights:  # rotary positions have no weights
         weights[name] = weights[name][:block_size].contiguous()

@@ -337,3 +337,17 @@ def test_epochs_are_told_in_updates_where_the_size_of_the_data_is_known(onecard:
     )
     for odd in ("x", "inf", "nan", "1e999", "-1"):
         assert onecard("plan", "-", *ON_A_4070, f"--{key}={odd}", stdin=CONFIG).code == 2
+
+
+def test_a_context_that_the_weights_do_not_have_is_refused_as_train_does(onecard: Command) -> None:
+    done = onecard("plan", "--init_from=gpt2", "--block_size=2048", "--gpu", "RTX 3090")
+    assert (done.code, "[context-too-long]" in done.stderr) == (2, True)
+    assert "--block_size=1024" in done.stderr
+
+
+def test_no_run_is_proposed_for_data_whose_description_cannot_be_read(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "data" / "torn").mkdir(parents=True)
+    np.zeros(10_000, dtype=np.uint16).tofile(tmp_path / "data" / "torn" / "train.bin")
+    (tmp_path / "data" / "torn" / "meta.json").write_text("{torn")
+    done = onecard("plan", "--dataset=torn", "--gpu", "RTX 4070", "--hours", "4", cwd=tmp_path)
+    assert (done.code, "[data-unusable]" in done.stderr) == (2, True)

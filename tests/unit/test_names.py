@@ -38,6 +38,9 @@ def test_a_name_that_another_begins_with_is_itself() -> None:
     ("typed", "meant"),
     [
         ("lr=3e-4", "learning_rate=3e-4"),
+        ("precision=bf16-mixed", "dtype=bfloat16"),
+        ("precision=16", "dtype=float16"),
+        ("amp=True", "dtype=auto"),
         ("seq_len=512", "block_size=512"),
         ("context_length=512", "block_size=512"),
         ("grad_accum=4", "gradient_accumulation_steps=4"),

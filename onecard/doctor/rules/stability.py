@@ -73,14 +73,17 @@ def loss_nan(case: Case) -> Iterator[Finding]:
     records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
     bad = [record for record in records if not finite(record)]
     if (hidden := without_update_from(case) or zero_from(case)) and all(hidden.step < b.step for b in bad):
-        yield _numerics_broke(case, hidden)
-        return
+        if not _had_learned_in_wide_numbers(case, hidden):
+            yield _numerics_broke(case, hidden)
+            return
+        bad = [hidden]  # from here on no update was made
     if not bad:
         return
     first = min(bad, key=lambda record: record.step)
     after = [step.loss for step in case.steps if step.step > first.step]
-    recovered = len(after) >= RECOVERED_FROM_NAN and all(map(math.isfinite, after[-RECOVERED_FROM_NAN:]))
-    if not recovered:
+    lost = bad[0] is hidden
+    recovered = not lost and len(after) >= RECOVERED_FROM_NAN and all(map(math.isfinite, after[-RECOVERED_FROM_NAN:]))
+    if not recovered and not lost:
         first = lost_at(case) or first
     good = [step for step in case.steps if step.step < first.step and math.isfinite(step.loss)]
     saved = max((step for step in saved_steps(case) if step < first.step), default=None)
@@ -124,12 +127,20 @@ def loss_nan(case: Case) -> Iterator[Finding]:
         rule="loss-nan",
         severity="fatal",
         sure="high",
-        what=f"the loss is {no_number(first)} at {place(case, first)}{_ran_on(case, first)}",
+        what=f"the {'gradient norm is nan' if lost else f'loss is {no_number(first)}'} at {place(case, first)}"
+        + _ran_on(case, first),
         why="the weights are lost from there on",
         fix=f"{back_to}; {_scaler_of_old(case, first)}{calm}",
         seen=(*(shown(step) for step in good[-2:]), shown(first)),
         patch=patch,
     )
+
+
+def _had_learned_in_wide_numbers(case: Case, first: Step) -> bool:
+    """Whether a run that is known not to compute in float16 made updates before: its rate is the first suspect."""
+    config = known(case, "dtype")
+    wide = case.cardless == "cpu" or (config is not None and config.dtype in ("float32", "bfloat16"))
+    return wide and first.grad_norm is not None and any(step.step < first.step for step in case.steps)
 
 
 def _numerics_broke(case: Case, first: Step) -> Finding:

@@ -1,9 +1,11 @@
 """What the doctor tells people to type: the smallest cure of the first problem, accepted by the trainer it names."""
 
+import math
 import random
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -214,3 +216,16 @@ def test_every_command_for_a_sick_run_is_accepted() -> None:
             accepted(command, diagnosis)
             shown += 1
     assert shown > 20
+
+
+def test_a_run_whose_gradients_are_lost_by_its_rate_is_told_the_rate_not_float16() -> None:
+    made = steps([5.28, 8765.0, *[32510.0] * 6])
+    records: list[Record] = [
+        replace(each, grad_norm=1.0 if number < 3 else math.nan) for number, each in enumerate(made)
+    ]
+    diagnosis = diagnosed(case(SMALL + "learning_rate = 1000.0\ndtype = 'float32'\n", records=records))
+    first = diagnosis.prescription
+    assert first
+    assert first.rule == "loss-nan"
+    assert first.repair.patch["learning_rate"] < 1
+    assert not any("float16" in finding.fix for finding in diagnosis.findings if finding.rule == "loss-nan")
