@@ -68,8 +68,8 @@ TINY += "--device=cpu --dtype=float32 --compile=False --max_iters=30 --warmup_it
 RUNS = {"plain": ["--learning_rate=0.01"], "diverged": ["--learning_rate=1000.0"], "muon": ["--optimizer=muon"]}
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.54 GiB. GPU 0 has a total capacity of 11.69 GiB "
-    "of which 580.00 MiB is free. Including non-PyTorch memory, this process has 9.02 GiB memory in use. Of the allocated "
-    "memory 8.30 GiB is allocated by PyTorch, and 320.00 MiB is reserved by PyTorch but unallocated."
+    "of which 580.00 MiB is free. Including non-PyTorch memory, this process has 9.02 GiB memory in use. Of the "
+    "allocated memory 8.30 GiB is allocated by PyTorch, and 320.00 MiB is reserved by PyTorch but unallocated."
 )
 
 
